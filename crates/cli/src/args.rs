@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use ramet_block::{Codec, Label, MetadataCopies, Uuid};
 
+use crate::home;
 use crate::size::Size;
 
 /// A file system with instant clones of files and whole trees of any size
@@ -23,6 +24,14 @@ pub struct Ramet {
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
+    /// Make a volume of one's own and mount it at ~/ramet, without root
+    ///
+    /// The volume is a sparse image in the user's data folder ($XDG_DATA_HOME, or ~/.local/share).
+    /// Its size is the smaller of 64 GiB and three quarters of the free space below it. The image takes
+    /// space as files come, and `ramet grow` makes it larger. A volume that is there already is mounted as
+    /// it is. Commands without a volume or directory mean this one afterwards, but those that remove
+    /// or overwrite.
+    Init(Init),
     /// Make an empty volume in an image file or on a block device
     ///
     /// An image file is created sparse, with the size of --size and with mode 0600. A block device
@@ -48,6 +57,21 @@ pub enum Verb {
     /// caller must be allowed to make DST, and must own SRC. Afterwards the two are independent:
     /// either can be written, moved, cloned again or removed.
     Clone(Clone),
+    /// Exchange two files or directory trees, atomically
+    ///
+    /// Each of the two has the other's name afterwards. They may be of different kinds. Programs that
+    /// have one of them open, or work in it, keep it.
+    Swap(Swap),
+    /// Move or rename files and directory trees
+    ///
+    /// On one mount this is a rename, of which no program ever sees a part. A source on another file
+    /// system is copied and then removed, and the command says so.
+    Mv(Transfer),
+    /// Copy files and directory trees: by clones, where source and copy are on one mount
+    ///
+    /// A clone takes constant time. A source on another file system is copied as `ramet import` and
+    /// `cp -a` do, and the command says so.
+    Cp(Copy),
     /// Remove files and whole directory trees, each in constant time
     ///
     /// The caller must be allowed to remove each path, and must own it. The space comes back in the
@@ -143,6 +167,19 @@ pub struct Mkfs {
     pub volume: PathBuf,
 }
 
+#[derive(Debug, Args)]
+pub struct Init {
+    /// Size of a new volume in bytes, or with one of the suffixes K, M, G and T: 20G
+    #[arg(long, value_name = "N")]
+    pub size: Option<Size>,
+    /// Also install a unit of systemd that mounts the volume at each login of the user
+    #[arg(long)]
+    pub unit: bool,
+    /// Print the plan and change nothing
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+}
+
 fn metadata_copies(text: &str) -> Result<MetadataCopies, String> {
     let count = text.parse().ok();
     let copies = count.and_then(MetadataCopies::from_count);
@@ -169,10 +206,11 @@ pub struct Mount {
     /// Report readiness or failure on standard output (how `ramet mount` starts its daemon)
     #[arg(long, hide = true)]
     pub daemon: bool,
-    /// Image file or block device
-    pub volume: PathBuf,
+    /// Image file or block device; without it and DIR, the volume that `ramet init` made
+    #[arg(requires = "dir")]
+    pub volume: Option<PathBuf>,
     /// Directory to mount on
-    pub dir: PathBuf,
+    pub dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -180,7 +218,8 @@ pub struct Umount {
     /// Wait for the end of the daemon whose pipe is the standard input, and remove its mount
     #[arg(long, hide = true)]
     pub watch: bool,
-    /// Mount point of the volume
+    /// Mount point of the volume. Default: that of `ramet init`
+    #[arg(default_value_os_t = home::dir(), hide_default_value = true)]
     pub dir: PathBuf,
 }
 
@@ -202,6 +241,39 @@ pub struct Clone {
 }
 
 #[derive(Debug, Args)]
+pub struct Swap {
+    /// File or directory on a Ramet mount
+    pub a: PathBuf,
+    /// File or directory on the same mount
+    pub b: PathBuf,
+}
+
+/// Sources and the place to which they go.
+#[derive(Debug, Args)]
+pub struct Transfer {
+    /// Replace an object with the new name, atomically: directories replace only directories, and other
+    /// files only other files
+    #[arg(long)]
+    pub replace: bool,
+    /// Files and directories; of a symbolic link, the link itself
+    #[arg(required = true)]
+    pub src: Vec<PathBuf>,
+    /// New path on a Ramet mount; with a slash at its end, or after more than one SRC, the directory
+    /// that gets each of them under its own name
+    pub dst: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Copy {
+    /// Accepted for compatibility with cp(1): a copy always has all that is in a directory, and
+    /// keeps all attributes
+    #[arg(short, long, visible_short_aliases = ['r', 'R'])]
+    pub archive: bool,
+    #[command(flatten)]
+    pub transfer: Transfer,
+}
+
+#[derive(Debug, Args)]
 pub struct Rm {
     /// Ignore paths that do not exist
     #[arg(short, long)]
@@ -220,7 +292,8 @@ pub struct Sync {
     /// Also write a checkpoint, so that space counters are exact and the journal is empty
     #[arg(long)]
     pub checkpoint: bool,
-    /// Any directory on the mount
+    /// Any directory on the mount. Default: the mount point of `ramet init`
+    #[arg(default_value_os_t = home::dir(), hide_default_value = true)]
     pub dir: PathBuf,
 }
 
@@ -245,7 +318,13 @@ pub struct Fsck {
     /// Print the findings as JSON
     #[arg(long)]
     pub json: bool,
-    /// Image file or block device, not mounted
+    /// Image file or block device, not mounted. Default, without --repair and --rebuild: the volume
+    /// of `ramet init`
+    #[arg(
+        default_value_os_t = home::volume(),
+        hide_default_value = true,
+        required_if_eq_any = [("repair", "true"), ("rebuild", "true")]
+    )]
     pub volume: PathBuf,
 }
 
@@ -257,7 +336,8 @@ pub struct Scrub {
     /// Print the findings as JSON
     #[arg(long)]
     pub json: bool,
-    /// Any directory on a Ramet mount
+    /// Any directory on a Ramet mount. Default: the mount point of `ramet init`
+    #[arg(default_value_os_t = home::dir(), hide_default_value = true)]
     pub dir: PathBuf,
 }
 
@@ -270,7 +350,8 @@ pub struct Grow {
     /// smaller of a quarter of the machine's memory and half of the control group's limit
     #[arg(long, value_name = "N")]
     pub memory: Option<Size>,
-    /// A directory on a Ramet mount, or a volume
+    /// A directory on a Ramet mount, or a volume. Default: the mount point of `ramet init`
+    #[arg(default_value_os_t = home::dir(), hide_default_value = true)]
     pub target: PathBuf,
 }
 
@@ -283,7 +364,8 @@ pub struct Stat {
     /// smaller of a quarter of the machine's memory and half of the control group's limit
     #[arg(long, value_name = "N")]
     pub memory: Option<Size>,
-    /// A directory on a Ramet mount, or an unmounted volume
+    /// A directory on a Ramet mount, or an unmounted volume. Default: the mount point of `ramet init`
+    #[arg(default_value_os_t = home::dir(), hide_default_value = true)]
     pub target: PathBuf,
 }
 
@@ -303,7 +385,8 @@ pub struct Du {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
-    /// Directory on a Ramet mount
+    /// Directory on a Ramet mount. Default: the mount point of `ramet init`
+    #[arg(default_value_os_t = home::dir(), hide_default_value = true)]
     pub dir: PathBuf,
 }
 
@@ -357,5 +440,31 @@ mod tests {
             assert_eq!(mount.memory.map(|s| s.bytes()), Some(64 << 20));
         }
         assert!(Ramet::try_parse_from(["ramet", "mkfs", "--size", "4X", "v"]).is_err());
+    }
+
+    #[test]
+    fn commands_that_overwrite_or_remove_name_their_volume() {
+        let parses = |line: &str| Ramet::try_parse_from(line.split(' ')).is_ok();
+        for line in [
+            "fsck",
+            "fsck --json",
+            "mount",
+            "umount",
+            "sync",
+            "stat",
+            "scrub",
+            "du",
+        ] {
+            assert!(parses(&format!("ramet {line}")), "{line}");
+        }
+        for line in [
+            "fsck --repair",
+            "fsck --rebuild",
+            "mkfs --size 1G",
+            "rm",
+            "mount vol.img",
+        ] {
+            assert!(!parses(&format!("ramet {line}")), "{line}");
+        }
     }
 }

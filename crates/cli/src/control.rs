@@ -172,6 +172,15 @@ impl Root {
         decode_source_reply(&bytes).map_err(|_| Errno::PROTO)
     }
 
+    /// Removes the entry `name` with everything below it.
+    pub fn remove(&self, name: &OsStr) -> Answer {
+        let request = NameRequest {
+            name: name.as_bytes().to_vec(),
+        };
+        let mut bytes = request.encode().map_err(|_| Errno::NAMETOOLONG)?;
+        self.call(REMOVE, &mut bytes)
+    }
+
     /// Status of the entry `name`; of a symbolic link, its own.
     pub fn look_at(&self, name: &OsStr) -> Answer<Stat> {
         statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW)
@@ -246,7 +255,7 @@ pub fn clone(args: &args::Clone) -> Outcome {
         })
 }
 
-const SAME: &str = "is the source itself";
+pub const SAME: &str = "is the source itself";
 /// The reason of a refusal that is not for want of ownership.
 const PROTECTED: &str = "it, its directory or something below it is immutable or append-only \
      ('lsattr -aR' tells), or this process lacks a capability";
@@ -287,7 +296,7 @@ impl Target {
     }
 }
 
-fn ends_with_slash(path: &Path) -> bool {
+pub fn ends_with_slash(path: &Path) -> bool {
     path.as_os_str().as_bytes().ends_with(b"/")
 }
 
@@ -302,17 +311,22 @@ fn own_name(path: &Path) -> Option<&OsStr> {
 }
 
 /// An object that a path led to, held open: meanwhile no other object gets its inode number.
-struct Seen {
+pub struct Seen {
     object: OwnedFd,
-    stat: Stat,
+    pub stat: Stat,
     /// `None` for a directory that the path names by itself.
-    entry: Option<Entry>,
+    pub entry: Option<Entry>,
 }
 
 impl Seen {
     /// The object at `path`; at a symbolic link, the link itself, unless a slash ends the path.
-    fn at(path: &Path) -> Outcome<Seen> {
+    pub fn at(path: &Path) -> Outcome<Seen> {
         Seen::of(resolve::place(path)?).map_err(|e| Failure::system(path, e))
+    }
+
+    /// The object of an entry.
+    pub fn of_entry(entry: Entry, path: &Path) -> Outcome<Seen> {
+        Seen::of(Place::Entry(entry)).map_err(|e| Failure::system(path, e))
     }
 
     fn of(place: Place) -> Answer<Seen> {
@@ -328,16 +342,16 @@ impl Seen {
         })
     }
 
-    fn is_dir(&self) -> bool {
+    pub fn is_dir(&self) -> bool {
         FileType::from_raw_mode(self.stat.st_mode) == FileType::Directory
     }
 
-    fn is(&self, other: &Stat) -> bool {
+    pub fn is(&self, other: &Stat) -> bool {
         (self.stat.st_dev, self.stat.st_ino) == (other.st_dev, other.st_ino)
     }
 
     /// Whether the object is the entry that `target` names.
-    fn is_entry(&self, target: &Target) -> bool {
+    pub fn is_entry(&self, target: &Target) -> bool {
         let Some(entry) = self.entry.as_ref() else {
             return false;
         };
@@ -491,11 +505,7 @@ fn remove_one(path: &Path, is_forced: bool) -> Outcome {
     let root = Root(resolve::readable(&entry.dir).map_err(|e| Failure::system(path, e))?);
     refuse_if_read_only(&root, path)?;
     refuse_if_mounted_on(&root, &entry.name, path)?;
-    let request = NameRequest {
-        name: entry.name.as_bytes().to_vec(),
-    };
-    let mut bytes = request.encode().map_err(|e| Failure::at(path, e))?;
-    match root.call(REMOVE, &mut bytes) {
+    match root.remove(&entry.name) {
         Err(Errno::NOENT) if is_forced => Ok(()),
         done => done.map_err(|e| removal_refusal(path, geteuid().as_raw(), &seen.stat, e)),
     }
@@ -503,7 +513,7 @@ fn remove_one(path: &Path, is_forced: bool) -> Outcome {
 
 /// Refuses a change through a mount that is read-only, as a bind mount of a part of the volume may
 /// be: the kernel does not tell the daemon through which mount a call comes.
-fn refuse_if_read_only(root: &Root, path: &Path) -> Outcome {
+pub fn refuse_if_read_only(root: &Root, path: &Path) -> Outcome {
     let seen = rustix::fs::fstatvfs(&root.0).map_err(|e| Failure::system(path, e))?;
     if seen.f_flag.contains(StatVfsMountFlags::RDONLY) {
         return Err(Failure::system(path, Errno::ROFS));
@@ -513,7 +523,7 @@ fn refuse_if_read_only(root: &Root, path: &Path) -> Outcome {
 
 /// Refuses to replace or remove an entry with a mount on or below it, as rmdir(2) does: the kernel
 /// does not tell the daemon of mounts.
-fn refuse_if_mounted_on(root: &Root, name: &OsStr, path: &Path) -> Outcome {
+pub fn refuse_if_mounted_on(root: &Root, name: &OsStr, path: &Path) -> Outcome {
     let dir = root.path().map_err(|e| Failure::system(path, e))?;
     match mounts::below(&dir.join(name))? {
         Some(dir) => {
@@ -529,7 +539,7 @@ fn may_all(user: u32, stat: &Stat) -> bool {
     user == 0 || user == stat.st_uid
 }
 
-fn removal_refusal(path: &Path, user: u32, seen: &Stat, e: Errno) -> Failure {
+pub fn removal_refusal(path: &Path, user: u32, seen: &Stat, e: Errno) -> Failure {
     let is_tree = FileType::from_raw_mode(seen.st_mode) == FileType::Directory;
     match e {
         Errno::PERM if may_all(user, seen) => Failure::at(path, PROTECTED),

@@ -15,7 +15,7 @@ pub mod walk;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use ramet_fs::ImportCounts;
@@ -56,6 +56,21 @@ impl Source {
 
 pub fn run(args: &Import) -> Outcome<u8> {
     let begun = Instant::now();
+    let imported = import(args)?;
+    tell(&imported, begun, args.verify)?;
+    Ok(if imported.told > 0 { status::FAILED } else { 0 })
+}
+
+/// A tree that came in.
+pub struct Imported {
+    path: PathBuf,
+    counts: ImportCounts,
+    /// Objects that were left out or are doubtful; the user was told of each.
+    pub told: u64,
+}
+
+/// Imports a tree, and tells the user of nothing but doubtful objects.
+pub fn import(args: &Import) -> Outcome<Imported> {
     allow_open_files();
     let rights = Rights::of_process();
     let source = Source::open(&args.src)?;
@@ -74,8 +89,11 @@ pub fn run(args: &Import) -> Outcome<u8> {
     let closed = sink.close();
     let counts = verified?;
     closed?;
-    tell(&path, &counts, begun, args.verify)?;
-    Ok(if report.told() > 0 { status::FAILED } else { 0 })
+    Ok(Imported {
+        path,
+        counts,
+        told: report.told(),
+    })
 }
 
 /// Hands all of the source over.
@@ -138,7 +156,8 @@ fn verify(sink: &Sink, rights: Rights, tally: &Tally) -> Outcome {
     Ok(())
 }
 
-fn tell(path: &Path, counts: &ImportCounts, begun: Instant, verified: bool) -> Outcome {
+fn tell(imported: &Imported, begun: Instant, verified: bool) -> Outcome {
+    let Imported { path, counts, .. } = imported;
     if counts.refused_xattrs > 0 {
         complain(format_args!(
             "{}: {} extended attributes were left out",

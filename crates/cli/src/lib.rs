@@ -5,6 +5,7 @@ mod args;
 mod bench;
 mod budget;
 mod control;
+mod copy;
 mod daemon;
 mod detach;
 mod diff;
@@ -13,9 +14,11 @@ mod export;
 mod failure;
 mod fsck;
 mod grow;
+mod home;
 mod host;
 mod import;
 mod inherited;
+mod init;
 mod log;
 mod mkfs;
 mod mount;
@@ -26,6 +29,7 @@ mod owner;
 mod pressure;
 mod progress;
 mod refusal;
+mod rename;
 mod resolve;
 mod scrub;
 mod size;
@@ -83,11 +87,15 @@ pub fn is_mount_option(option: &str) -> bool {
 
 fn run(verb: Verb) -> Outcome<u8> {
     match verb {
+        Verb::Init(args) => init::run(&args)?,
         Verb::Mkfs(args) => mkfs::run(&args)?,
         Verb::Mount(args) => return mount::run(&args),
         Verb::Umount(args) if args.watch => watcher::watch(&args.dir)?,
         Verb::Umount(args) => umount::run(&args)?,
         Verb::Clone(args) => control::clone(&args)?,
+        Verb::Swap(args) => rename::swap(&args)?,
+        Verb::Mv(args) => return rename::run(&args),
+        Verb::Cp(args) => return copy::run(&args.transfer),
         Verb::Rm(args) => return control::remove(&args),
         Verb::Sync(args) => control::sync(&args)?,
         Verb::Fsck(args) => return fsck::run(&args).map_err(Failure::of_check),

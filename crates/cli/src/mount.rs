@@ -18,6 +18,7 @@ use crate::budget::budget;
 use crate::control::Root;
 use crate::detach::detach;
 use crate::failure::{Failure, Outcome, is_of_dead_mount};
+use crate::home::Home;
 use crate::size::Size;
 use crate::{daemon, inherited, mounts, output};
 
@@ -85,11 +86,17 @@ impl Options {
 
 /// The volume, its mount point and options, and the file for the daemon's diagnostics.
 fn plan(args: &Mount) -> Outcome<(daemon::Plan, Option<PathBuf>)> {
-    let volume = args
-        .volume
+    let (volume, dir) = match (&args.volume, &args.dir) {
+        (Some(volume), Some(dir)) => (volume.clone(), dir.clone()),
+        _ => {
+            let home = Home::of_user()?;
+            (home.volume, home.dir)
+        }
+    };
+    let volume = volume
         .canonicalize()
-        .map_err(|e| Failure::system(&args.volume, e))?;
-    let dir = mount_point(&args.dir)?;
+        .map_err(|e| Failure::system(&volume, e))?;
+    let dir = mount_point(&dir)?;
     let options = Options::parse(args, &volume.to_string_lossy())?;
     if options.mount.recovery && !options.mount.read_only {
         return Err(Failure::new(

@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn synopsis_names_every_argument_and_the_description_does_not_repeat_the_name() {
         let text = text_of("ramet-mount.1");
-        let synopsis = r"\fBramet mount\fR [\fIOPTIONS\fR] \fIVOLUME\fR \fIDIR\fR";
+        let synopsis = r"\fBramet mount\fR [\fIOPTIONS\fR] [VOLUME] [DIR]";
         assert!(text.contains(&format!("\n{synopsis}\n")), "{text}");
         assert_eq!(text.matches("Mount a volume on a directory").count(), 1);
         assert_eq!(escaped(".so x\na-b\\"), "\\&.so x\na\\-b\\e");

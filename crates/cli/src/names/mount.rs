@@ -87,8 +87,8 @@ pub fn run(args: &Args) -> Outcome<u8> {
         memory: None,
         log: None,
         daemon: false,
-        volume: args.volume.clone(),
-        dir: args.dir.clone(),
+        volume: Some(args.volume.clone()),
+        dir: Some(args.dir.clone()),
     };
     mount::check_options(&request).map_err(|failure| failure.with_status(USAGE))?;
     let failed = |failure: Failure| failure.with_status(MOUNT_FAILED);

@@ -1,0 +1,223 @@
+//! `ramet cp`: clones on one mount, copies from elsewhere.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{AtFlags, RenameFlags, renameat_with, unlinkat};
+use rustix::io::Errno;
+
+use crate::args::{self, Transfer};
+use crate::control::{self, Seen, Target, ends_with_slash, mounted};
+use crate::failure::{Failure, Outcome, status};
+use crate::import;
+use crate::output::complain;
+
+/// Copies each source, and goes on after one that cannot be copied.
+pub fn run(args: &Transfer) -> Outcome<u8> {
+    for_each(args, |src, dst| {
+        if is_on_one_mount(src, dst)? {
+            return control::clone(&args::Clone {
+                replace: args.replace,
+                no_replace: false,
+                src: src.to_owned(),
+                dst: dst.to_owned(),
+            });
+        }
+        let target = Target::of(src, dst)?;
+        let is_ramet = target.root.stats_json();
+        is_ramet.map_err(|e| mounted(&target.path, e))?;
+        complain(Failure::at(
+            src,
+            "not on the mount of the destination: its bytes are copied",
+        ));
+        bring(src, &target, args.replace)
+    })
+}
+
+/// Calls `transfer` with each source and the path that it goes to. Tells each failure; the exit
+/// status says whether there was one.
+pub fn for_each(args: &Transfer, mut transfer: impl FnMut(&Path, &Path) -> Outcome) -> Outcome<u8> {
+    let mut dst = args.dst.clone();
+    if args.src.len() > 1 && !ends_with_slash(&dst) {
+        let mut text = dst.into_os_string();
+        text.push("/");
+        dst = PathBuf::from(text);
+    }
+    let mut status = 0;
+    for src in &args.src {
+        if let Err(failure) = transfer(src, &dst) {
+            complain(&failure);
+            status = status::FAILED;
+        }
+    }
+    Ok(status)
+}
+
+/// Whether the object at `src` and the directory of the destination are on one file system.
+fn is_on_one_mount(src: &Path, dst: &Path) -> Outcome<bool> {
+    let source = Seen::at(src)?;
+    let target = Target::of(src, dst)?;
+    let device = target
+        .root
+        .device()
+        .map_err(|e| Failure::system(&target.path, e))?;
+    Ok(device == source.stat.st_dev)
+}
+
+/// Copies an object of another file system to a Ramet mount. It has a name once it is whole.
+pub fn bring(src: &Path, target: &Target, is_replacing: bool) -> Outcome {
+    let staged = Staged::new(target)?;
+    if Seen::at(src)?.is_dir() {
+        let imported = import::import(&args::Import {
+            verify: false,
+            memory: None,
+            src: src.to_owned(),
+            dst: staged.path(),
+        })?;
+        if imported.told > 0 {
+            return Err(Failure::at(src, "not copied: see above"));
+        }
+    } else {
+        copy_file(src, &staged)?;
+    }
+    staged.publish(is_replacing)
+}
+
+/// Copies an object that is no directory, with all of its attributes.
+fn copy_file(src: &Path, staged: &Staged<'_>) -> Outcome {
+    let mut command = Command::new("cp");
+    command.args(["--archive", "--no-target-directory", "--"]);
+    command.arg(src).arg(staged.path()).stdin(Stdio::null());
+    let ended = command.output();
+    let ended = ended.map_err(|e| Failure::system(Path::new("cp"), e))?;
+    if ended.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&ended.stderr);
+    Err(Failure::at(src, format!("not copied: {}", said.trim())))
+}
+
+/// A hidden name beside the destination, under which a copy is made. It goes with the value.
+struct Staged<'a> {
+    target: &'a Target,
+    name: OsString,
+    is_published: bool,
+}
+
+impl<'a> Staged<'a> {
+    fn new(target: &'a Target) -> Outcome<Staged<'a>> {
+        let mut name = OsString::from(format!(".ramet-{}-", std::process::id()));
+        // A name of 255 bytes takes no more.
+        let own = target.name.as_encoded_bytes();
+        name.push(format!("{:016x}", ramet_block::hash(own)));
+        match target.root.look_at(&name) {
+            Err(Errno::NOENT) => Ok(Staged {
+                target,
+                name,
+                is_published: false,
+            }),
+            Ok(_) => Err(Failure::at(Path::new(&name), "already exists")),
+            Err(e) => Err(Failure::system(&target.path, e)),
+        }
+    }
+
+    /// The path by way of the open directory, wherever that has been moved. It holds for children of
+    /// this process too.
+    fn path(&self) -> PathBuf {
+        let dir = self.target.root.0.as_raw_fd();
+        let dir = format!("/proc/{}/fd/{dir}", std::process::id());
+        Path::new(&dir).join(&self.name)
+    }
+
+    fn publish(mut self, is_replacing: bool) -> Outcome {
+        let target = self.target;
+        let root = &target.root;
+        let staged = root
+            .look_at(&self.name)
+            .map_err(|e| Failure::system(&target.path, e))?;
+        put_in_place((root, &self.name), &staged, target, is_replacing)?;
+        self.is_published = true;
+        Ok(())
+    }
+}
+
+impl Drop for Staged<'_> {
+    fn drop(&mut self) {
+        if self.is_published {
+            return;
+        }
+        let root = &self.target.root;
+        // A copy that was not published. It is of no use to anybody.
+        if root.remove(&self.name).is_err() {
+            let _ = unlinkat(&root.0, &self.name, AtFlags::empty());
+        }
+    }
+}
+
+/// Renames an entry, which has the status `found`, to the target. An object with that name is a
+/// refusal, or is replaced atomically.
+pub fn put_in_place(
+    (dir, name): (&control::Root, &OsStr),
+    found: &rustix::fs::Stat,
+    target: &Target,
+    is_replacing: bool,
+) -> Outcome {
+    let root = &target.root;
+    let rename = |flags| renameat_with(&dir.0, name, &root.0, &target.name, flags);
+    let existing = match root.look_at(&target.name) {
+        Ok(existing) if is_replacing => existing,
+        _ => return rename(RenameFlags::NOREPLACE).map_err(|e| refusal(target, e)),
+    };
+    if (existing.st_dev, existing.st_ino) == (found.st_dev, found.st_ino) {
+        return Err(Failure::at(&target.path, control::SAME));
+    }
+    control::refuse_if_mounted_on(root, &target.name, &target.path)?;
+    let is_dir = |stat: &rustix::fs::Stat| {
+        rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Directory
+    };
+    match (is_dir(found), is_dir(&existing)) {
+        (true, true) => {
+            rename(RenameFlags::EXCHANGE).map_err(|e| refusal(target, e))?;
+            // The old directory has the other name now, unless somebody moved it.
+            let old = dir.look_at(name).map_err(|e| refusal(target, e))?;
+            if (old.st_dev, old.st_ino) != (existing.st_dev, existing.st_ino) {
+                return Ok(());
+            }
+            dir.remove(name).map_err(|e| {
+                // The user keeps both in the end: nothing that was there is lost.
+                let undone = rename(RenameFlags::EXCHANGE).is_ok();
+                let user = rustix::process::geteuid().as_raw();
+                let why = control::removal_refusal(&target.path, user, &existing, e);
+                if undone { why } else { refusal(target, e) }
+            })
+        }
+        (false, false) => rename(RenameFlags::empty()).map_err(|e| refusal(target, e)),
+        (true, false) => Err(Failure::at(
+            &target.path,
+            "is not a directory: a directory does not replace it",
+        )),
+        (false, true) => Err(Failure::at(
+            &target.path,
+            "is a directory: only a directory replaces it",
+        )),
+    }
+}
+
+fn refusal(target: &Target, e: Errno) -> Failure {
+    let path = &target.path;
+    let is_dir = std::fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+    match e {
+        Errno::EXIST if is_dir => Failure::at(
+            path,
+            format!(
+                "already exists: '{}/' names a place in it, --replace replaces it",
+                path.display()
+            ),
+        ),
+        Errno::EXIST => Failure::at(path, "already exists: --replace replaces it"),
+        Errno::INVAL => Failure::at(path, "a directory cannot go into itself"),
+        e => mounted(path, e),
+    }
+}

@@ -1,0 +1,113 @@
+//! `ramet swap` and `ramet mv`: renames.
+
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use rustix::fs::{RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+use crate::args::{Swap, Transfer};
+use crate::control::{
+    self, Root, Seen, Target, mounted, refuse_if_mounted_on, refuse_if_read_only,
+};
+use crate::copy;
+use crate::failure::{Failure, Outcome};
+use crate::output::complain;
+use crate::resolve::{self, Entry};
+
+/// An entry that is there, and its open directory.
+struct Found<'a> {
+    path: &'a Path,
+    seen: Seen,
+    root: Root,
+}
+
+impl<'a> Found<'a> {
+    fn at(path: &'a Path) -> Outcome<Found<'a>> {
+        let seen = Seen::at(path)?;
+        let seen = match seen.entry {
+            // A slash, which ends the path of a directory, is left out.
+            None => Seen::of_entry(resolve::entry(path)?, path)?,
+            Some(_) => seen,
+        };
+        let dir = resolve::readable(&entry_of(&seen).dir);
+        let root = Root(dir.map_err(|e| Failure::system(path, e))?);
+        Ok(Found { path, seen, root })
+    }
+
+    /// Refuses a read-only mount and a mount point: the kernel does not tell the daemon of them.
+    fn check(&self) -> Outcome {
+        refuse_if_read_only(&self.root, self.path)?;
+        refuse_if_mounted_on(&self.root, &entry_of(&self.seen).name, self.path)
+    }
+}
+
+fn entry_of(seen: &Seen) -> &Entry {
+    seen.entry.as_ref().expect("made of an entry")
+}
+
+/// Exchanges two entries.
+pub fn swap(args: &Swap) -> Outcome {
+    let (a, b) = (Found::at(&args.a)?, Found::at(&args.b)?);
+    for found in [&a, &b] {
+        let is_ramet = found.root.stats_json();
+        is_ramet.map_err(|e| mounted(found.path, e))?;
+    }
+    if a.seen.stat.st_dev != b.seen.stat.st_dev {
+        return Err(Failure::at(b.path, "must be on the same Ramet mount"));
+    }
+    if a.seen.is(&b.seen.stat) {
+        return Err(Failure::at(b.path, "is the same file"));
+    }
+    a.check()?;
+    b.check()?;
+    let names = (&entry_of(&a.seen).name, &entry_of(&b.seen).name);
+    let exchange = RenameFlags::EXCHANGE;
+    renameat_with(&a.root.0, names.0, &b.root.0, names.1, exchange).map_err(|e| match e {
+        Errno::INVAL => Failure::at(b.path, "one of the two lies within the other"),
+        e => mounted(b.path, e),
+    })
+}
+
+/// Moves each source, and goes on after one that cannot be moved.
+pub fn run(args: &Transfer) -> Outcome<u8> {
+    copy::for_each(args, |src, dst| move_one(src, dst, args.replace))
+}
+
+fn move_one(src: &Path, dst: &Path, is_replacing: bool) -> Outcome {
+    let source = Found::at(src)?;
+    let target = Target::of(src, dst)?;
+    let is_ramet = target.root.stats_json();
+    is_ramet.map_err(|e| mounted(&target.path, e))?;
+    let device = target.root.device();
+    let device = device.map_err(|e| Failure::system(&target.path, e))?;
+    source.check()?;
+    if source.seen.is_entry(&target) {
+        return Err(Failure::at(&target.path, control::SAME));
+    }
+    if device == source.seen.stat.st_dev {
+        refuse_if_read_only(&target.root, &target.path)?;
+        let from = (&source.root, entry_of(&source.seen).name.as_os_str());
+        return copy::put_in_place(from, &source.seen.stat, &target, is_replacing);
+    }
+    complain(Failure::at(
+        src,
+        "not on the mount of the destination: its bytes are copied, then it is removed",
+    ));
+    copy::bring(src, &target, is_replacing)?;
+    target.root.sync().map_err(|e| mounted(&target.path, e))?;
+    remove_source(&source)
+}
+
+/// Removes a source that was copied from another file system.
+fn remove_source(source: &Found<'_>) -> Outcome {
+    let entry = entry_of(&source.seen);
+    let dir = format!("/proc/self/fd/{}", source.root.0.as_raw_fd());
+    let path = Path::new(&dir).join(&entry.name);
+    let removed = if source.seen.is_dir() {
+        std::fs::remove_dir_all(path)
+    } else {
+        std::fs::remove_file(path)
+    };
+    removed.map_err(|e| Failure::system(source.path, e))
+}

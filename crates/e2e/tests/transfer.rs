@@ -1,0 +1,190 @@
+//! `ramet swap`, `ramet mv` and `ramet cp` on a real mount.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use ramet_e2e::{Bed, ramet_bin, run};
+
+/// A mount with a few trees, and a folder beside it on another file system.
+struct Place {
+    mount: ramet_e2e::Mount,
+    outside: PathBuf,
+    bed: Bed,
+}
+
+impl Place {
+    fn new() -> Place {
+        let bed = Bed::new("1G");
+        let mount = bed.mount(&[]);
+        let outside = bed.path().join("outside");
+        for top in [mount.root(), &outside] {
+            for dir in ["a/deep", "b"] {
+                fs::create_dir_all(top.join(dir)).unwrap();
+            }
+            fs::write(top.join("a/deep/file"), "of a").unwrap();
+            fs::write(top.join("b/file"), "of b").unwrap();
+            fs::write(top.join("file"), "plain").unwrap();
+            symlink("nowhere", top.join("link")).unwrap();
+        }
+        Place {
+            mount,
+            outside,
+            bed,
+        }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        match name.strip_prefix("outside/") {
+            Some(name) => self.outside.join(name),
+            // A slash at the end stays there.
+            None => format!("{}/{name}", self.mount.root().display()).into(),
+        }
+    }
+
+    /// Runs a verb; the last arguments are paths.
+    fn call(&self, verb: &[&str], paths: &[&str]) -> Output {
+        let paths = paths.iter().map(|path| self.at(path).into_os_string());
+        let args: Vec<_> = verb.iter().map(Into::into).chain(paths).collect();
+        run(ramet_bin(), &args)
+    }
+
+    fn must(&self, verb: &[&str], paths: &[&str]) -> String {
+        let out = self.call(verb, paths);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(out.status.success(), "{verb:?} {paths:?}: {said}");
+        said
+    }
+
+    /// The call fails with status 1 and tells this.
+    fn refuses(&self, verb: &[&str], paths: &[&str], why: &str) {
+        let out = self.call(verb, paths);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{verb:?} {paths:?}: {said}");
+        assert!(said.contains(why), "{verb:?} {paths:?}: {said}");
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.at(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        fs::symlink_metadata(self.at(name)).is_ok()
+    }
+
+    fn ino(&self, name: &str) -> u64 {
+        fs::symlink_metadata(self.at(name)).unwrap().ino()
+    }
+
+    /// Nothing that a command staged is left.
+    fn end(self) {
+        for top in [self.mount.root(), self.outside.as_path()] {
+            let names = fs::read_dir(top).unwrap();
+            for name in names.map(|entry| entry.unwrap().file_name()) {
+                assert!(!name.to_string_lossy().starts_with(".ramet"), "{name:?}");
+            }
+        }
+        self.mount.umount();
+        self.bed.fsck();
+    }
+}
+
+#[test]
+fn swap_exchanges_whatever_the_kinds() {
+    let place = Place::new();
+    let (a, file) = (place.ino("a"), place.ino("file"));
+    place.must(&["swap"], &["a", "file"]);
+    assert_eq!((place.ino("file"), place.ino("a")), (a, file));
+    assert_eq!(place.read("a"), "plain");
+    assert_eq!(place.read("file/deep/file"), "of a");
+    place.must(&["swap"], &["a", "file/"]);
+    assert_eq!(place.ino("a"), a);
+    place.must(&["swap"], &["link", "b/file"]);
+    assert_eq!(place.read("link"), "of b");
+    place.refuses(&["swap"], &["a", "a/deep"], "within the other");
+    place.refuses(&["swap"], &["a", "a"], "same file");
+    place.refuses(&["swap"], &["a", "none"], "no such file");
+    place.refuses(&["swap"], &["a", "outside/a"], "not on a Ramet mount");
+    assert_eq!(place.read("a/deep/file"), "of a");
+    place.end();
+}
+
+#[test]
+fn mv_renames_replaces_and_keeps_the_inode() {
+    let place = Place::new();
+    let a = place.ino("a");
+    place.refuses(&["mv"], &["a", "b"], "'");
+    assert!(place.has("a") && place.read("b/file") == "of b");
+    place.must(&["mv"], &["a", "new"]);
+    assert_eq!(place.ino("new"), a);
+    // A directory that is not empty is replaced as a whole.
+    place.must(&["mv", "--replace"], &["new", "b"]);
+    assert_eq!(place.ino("b"), a);
+    assert!(!place.has("new") && !place.has("b/file"));
+    // Into a directory, several at once, and one that is missing among them.
+    fs::create_dir(place.at("into")).unwrap();
+    place.refuses(&["mv"], &["file", "none", "link", "into"], "no such file");
+    assert_eq!(place.read("into/file"), "plain");
+    assert!(place.has("into/link") && !place.has("link"));
+    place.must(&["mv"], &["into/file", "b/"]);
+    place.refuses(&["mv"], &["b", "b/deep/b"], "into itself");
+    place.refuses(
+        &["mv", "--replace"],
+        &["b/file", "into"],
+        "only a directory",
+    );
+    place.refuses(&["mv", "--replace"], &["into", "b/file"], "not a directory");
+    place.refuses(&["mv", "--replace"], &["b", "b"], "source itself");
+    place.end();
+}
+
+#[test]
+fn mv_and_cp_tell_when_they_copy() {
+    let place = Place::new();
+    let told = "not on the mount of the destination";
+    let said = place.must(&["cp"], &["outside/a", "copy"]);
+    assert!(said.contains(told), "{said}");
+    assert_eq!(place.read("copy/deep/file"), "of a");
+    assert_eq!(place.read("outside/a/deep/file"), "of a");
+    place.refuses(&["mv"], &["outside/a", "copy"], "already exists");
+    assert!(place.has("outside/a"));
+    let said = place.must(&["mv", "--replace"], &["outside/b", "copy"]);
+    assert!(said.contains(told), "{said}");
+    assert_eq!(place.read("copy/file"), "of b");
+    assert!(!place.has("outside/b"));
+    for name in ["file", "link"] {
+        place.must(
+            &["mv"],
+            &[&format!("outside/{name}"), &format!("own {name}")],
+        );
+        assert!(!place.has(&format!("outside/{name}")));
+    }
+    assert_eq!(place.read("own file"), "plain");
+    let target = fs::read_link(place.at("own link")).unwrap();
+    assert_eq!(target, Path::new("nowhere"));
+    place.refuses(&["mv"], &["a", "outside/x"], "not on a Ramet mount");
+    place.refuses(&["cp"], &["a", "outside/x"], "not on a Ramet mount");
+    assert!(place.has("a") && !place.has("outside/x"));
+    place.end();
+}
+
+#[test]
+fn cp_clones_many_sources_in_constant_space() {
+    let place = Place::new();
+    fs::write(place.at("a/large"), vec![7; 64 << 20]).unwrap();
+    let before = place.mount.allocated_settled();
+    fs::create_dir(place.at("into")).unwrap();
+    let said = place.must(&["cp", "-r"], &["a", "b", "link", "into"]);
+    assert_eq!(said, "");
+    let grown = place.mount.allocated_settled() - before;
+    assert!(grown < 1 << 20, "{grown} bytes for clones");
+    assert_eq!(place.read("into/a/deep/file"), "of a");
+    assert_eq!(place.read("into/b/file"), "of b");
+    assert!(place.has("into/link"));
+    place.refuses(&["cp", "-a"], &["a", "b", "into/"], "already exists");
+    place.must(&["cp", "-a", "--replace"], &["b", "into/a"]);
+    assert_eq!(place.read("into/a/file"), "of b");
+    place.end();
+}
