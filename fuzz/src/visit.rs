@@ -68,11 +68,8 @@ pub fn visit_volume(device: Arc<dyn Device>) {
 }
 
 fn walk(volume: &Volume, dir: Ino, depth: u32, left: &mut usize) {
-    let Ok(stream) = volume.directories().open(dir) else {
-        return;
-    };
     let mut entries = Vec::new();
-    let listed = volume.directories().read(&stream, 0, |entry| {
+    let listed = volume.directories().read(dir, 0, |entry| {
         entries.push(entry.name.clone());
         entries.len() < *left
     });

@@ -66,8 +66,7 @@ fn call_all(u: &mut Unstructured<'_>, volume: &Arc<Volume>) -> Result<()> {
             .lookup(ROOT_INO, name)
             .expect("of the base")
             .ino;
-        let open = volume.directories().open(ino);
-        dirs.push((ino, open.ok().map(|_| ControlState::default())));
+        dirs.push((ino, Some(ControlState::default())));
     }
     let dir = dirs[1].0;
     let file = volume.names().lookup(dir, b"two").expect("of the base").ino;
@@ -136,7 +135,7 @@ fn request(u: &mut Unstructured<'_>, token: u64) -> Result<(u32, Vec<u8>)> {
         6 | 7 => {
             let flags = *u.choose(&[0, DIFF_START, DIFF_START, 2])?;
             let other = token;
-            (DIFF, DiffRequest { flags, other }.encode())
+            (DIFF, DiffRequest { flags, other, session: 1 }.encode())
         }
         8 => {
             // Any number with any bytes.

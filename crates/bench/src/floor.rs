@@ -364,7 +364,10 @@ impl Memory {
             Request::Release { .. } | Request::Fsync { .. } | Request::Fsyncdir { .. } => {
                 Ok(Reply::done())
             }
-            Request::Opendir { .. } => Ok(Reply::opened(FileHandle::default(), 0)),
+            Request::Opendir { .. } => {
+                let flags = agreed.opened_dir_flags()?;
+                Ok(Reply::opened(FileHandle::default(), flags))
+            }
             Request::Readdir { offset, room, .. } => {
                 let mut entries = Dirents::new(room);
                 self.list(node, offset, |entry, _| entries.push(entry))?;

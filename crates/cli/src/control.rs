@@ -14,11 +14,12 @@ use ramet_fs::control::{
 use ramet_fs::{Difference, ScrubPage, Usage};
 use ramet_sys::control_ioctl;
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, Stat, StatVfsMountFlags, fstat, openat, readlinkat,
-    statat,
+    AtFlags, CWD, FileType, Mode, OFlags, Stat, StatVfsMountFlags, fstat, fstatfs, openat,
+    readlinkat, statat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::args;
 use crate::failure::{Failure, Outcome, status};
@@ -49,10 +50,21 @@ pub struct LastSync {
     pub daemon: Option<Errno>,
 }
 
+/// A number for control calls with several answers.
+pub fn session() -> Answer<u64> {
+    let mut bytes = [0; 8];
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
 impl Root {
+    /// Opens a directory, and asks the daemon for the room of the volume: the kernel opens
+    /// directories by itself, also those of a daemon that is dead.
     pub fn open_dir(dir: &Path) -> Answer<Root> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Root(openat(CWD, dir, flags, Mode::empty())?))
+        let root = openat(CWD, dir, flags, Mode::empty())?;
+        fstatfs(&root)?;
+        Ok(Root(root))
     }
 
     /// Opens the directory of a tree, by the rules of [`resolve`].
@@ -123,6 +135,7 @@ impl Root {
         // Asks first, so that the kernel does not write back another file system as a whole.
         let mut request = DiffRequest {
             flags: DIFF_START,
+            session: session()?,
             other: other.source(OsStr::new("."))?.token,
         };
         self.write_back()?;
@@ -152,10 +165,10 @@ impl Root {
         self.call(GROW, &mut bytes.to_le_bytes())
     }
 
-    /// The next findings of a scrub; the first call `starts` it.
-    pub fn scrub_page(&self, starts: bool) -> Answer<ScrubPage> {
+    /// The next findings of the scrub `session`; the first call `starts` it.
+    pub fn scrub_page(&self, session: u64, starts: bool) -> Answer<ScrubPage> {
         let flags = if starts { SCRUB_START } else { 0 };
-        let mut bytes = ScrubRequest { flags }.encode();
+        let mut bytes = ScrubRequest { flags, session }.encode();
         self.call(SCRUB, &mut bytes)?;
         let text = decode_stat_reply(&bytes).map_err(|_| Errno::PROTO)?;
         serde_json::from_str(text).map_err(|_| Errno::PROTO)

@@ -10,7 +10,7 @@ use std::time::Instant;
 use serde_json::json;
 
 use crate::args::Scrub;
-use crate::control::{Root, mounted};
+use crate::control::{Root, mounted, session};
 use crate::failure::{Failure, Outcome, status};
 use crate::output::say;
 use crate::progress::Progress;
@@ -21,11 +21,12 @@ pub fn run(args: &Scrub) -> Outcome<u8> {
     let root = Root::open_dir(&args.dir).map_err(|e| operational(Failure::system(&args.dir, e)))?;
     let mut progress = Progress::new("scrubbing");
     let mut found = Vec::new();
+    let session = session().map_err(|e| operational(Failure::system(&args.dir, e)))?;
     let mut starts = true;
     let done_bytes = loop {
         let begun = Instant::now();
         let page = root
-            .scrub_page(starts)
+            .scrub_page(session, starts)
             .map_err(|e| operational(mounted(&args.dir, e)))?;
         starts = false;
         progress.set(page.done_bytes, page.total_bytes);

@@ -10,8 +10,7 @@
 //! Locks are taken in this order, each kind in the order of inode numbers. No lock is taken before
 //! one that is already held:
 //!
-//! 1. the comparison and the scrub of an open directory ([`ControlState`]), and the position of a
-//!    directory stream;
+//! 1. the comparison and the scrub that are under way ([`ControlState`]);
 //! 2. `Inode::names` of directories: their entries. Held over the check whether a name exists and
 //!    the change that follows; may wait for the device;
 //! 3. `Namespace::links`: the names of hard links; may wait for the device;
@@ -28,7 +27,8 @@
 //!    ([`Namespace::until_applied`](namespace::resolve::Namespace::until_applied));
 //! 8. the counts of protected inodes: held over a batch, with the topology held for reading;
 //! 9. `Inode::location`, `Inode::cached_path`, `Inode::count`, the shards and hints of the table,
-//!    the deferred deletes, the known blocks of a directory, the notes of a clone root: for a moment, one at a time.
+//!    the deferred deletes, the known blocks of a directory, the notes of a clone root, the entries
+//!    that readers are about to ask for: for a moment, one at a time.
 //!
 //! [`ramet_betree::Tree::admit`], which waits for room, comes before 1 to 9. There are two
 //! exceptions. A clone or removal of a directory with many hard links below gets a generation with
@@ -72,7 +72,7 @@ pub use ops::file_flags::FileFlags;
 pub use ops::import::{Import, Imports};
 pub use ops::import_stage::ImportCounts;
 pub use ops::names::Names;
-pub use ops::readdir::{DirEntry, DirStream, Directories};
+pub use ops::readdir::{DirEntry, Directories};
 pub use ops::rename::RenameMode;
 pub use ops::trees::{Invalidation, Trees};
 pub use ops::xattr::{SetXattr, XATTR_BYTES_MAX};

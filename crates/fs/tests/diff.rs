@@ -54,13 +54,12 @@ impl Seen {
 }
 
 fn names(volume: &Volume, dir: Ino) -> Vec<Vec<u8>> {
-    let stream = volume.directories().open(dir).unwrap();
     let mut names = Vec::new();
     let each = |entry: &ramet_fs::DirEntry| {
         names.push(entry.name.to_vec());
         true
     };
-    volume.directories().read(&stream, 0, each).unwrap();
+    volume.directories().read(dir, 0, each).unwrap();
     names.retain(|name| name != b"." && name != b"..");
     names
 }

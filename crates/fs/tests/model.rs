@@ -799,7 +799,6 @@ impl Run {
         names: &HashMap<Id, u32>,
         numbers: &mut HashMap<Ino, Id>,
     ) {
-        let stream = self.volume.directories().open(ino).unwrap();
         let mut entries: Vec<(DirEntry, Attr)> = Vec::new();
         // The loop asks again and again, as the kernel does with small buffers.
         loop {
@@ -810,7 +809,7 @@ impl Run {
             let take = self.random.random_range(1..5);
             self.volume
                 .directories()
-                .read_plus(&stream, cookie, |entry, attr| {
+                .read_plus(ino, cookie, |entry, attr| {
                     let room = entries.len() < before + take;
                     if room {
                         entries.push((entry.clone(), *attr));

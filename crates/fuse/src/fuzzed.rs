@@ -100,7 +100,6 @@ impl Requests {
     fn reply(&self, header: &Header, request: Request<'_>) -> Option<Reply> {
         match request {
             Request::Ioctl {
-                fh,
                 number,
                 data,
                 out_bytes,
@@ -108,7 +107,7 @@ impl Requests {
             } => {
                 let call = (number, data);
                 let answer = self.server.ioctl_at_once(header, call).unwrap_or_else(|| {
-                    let untold = self.server.ioctl_untold(header, fh, call);
+                    let untold = self.server.ioctl_untold(header, call);
                     untold.map(|(_, data)| data)
                 });
                 Some(Reply::of_ioctl(answer, out_bytes))

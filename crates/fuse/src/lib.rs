@@ -1,8 +1,9 @@
 //! A Ramet volume as a mounted file system, through FUSE.
 //!
-//! The kernel may cache everything for ever, because all changes come through it, with two
-//! exceptions: clones and removals by ioctl, and setuid bits that a write clears. The server
-//! notifies the kernel of both (`cache/notify.rs`). The server also sends contents of small files
+//! The kernel may cache everything for ever, listings of directories among it, because all changes
+//! come through it, with two exceptions: clones, imports and removals by ioctl, and setuid bits
+//! that a write clears. The server notifies the kernel of both (`cache/notify.rs`,
+//! `cache/kept_listings.rs`). The server also sends contents of small files
 //! before the kernel asks for them (`cache/prefetch.rs`), on a thread of its own. The kernel checks
 //! permissions itself (`default_permissions`).
 //!

@@ -119,7 +119,7 @@ fn scrub(dir: &Path) -> Vec<ramet_fs::Damaged> {
     let mut found = Vec::new();
     let mut flags = SCRUB_START;
     loop {
-        let mut bytes = ScrubRequest { flags }.encode();
+        let mut bytes = ScrubRequest { flags, session: 7 }.encode();
         control_ioctl(&dir, SCRUB, &mut bytes).unwrap();
         let page: ScrubPage = serde_json::from_str(decode_stat_reply(&bytes).unwrap()).unwrap();
         found.extend(page.found);

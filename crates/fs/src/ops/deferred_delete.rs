@@ -91,7 +91,7 @@ impl DeferredDeletes {
 
     /// Erases those of these deleted entries in `dir`, by name, that have no inode in memory: they
     /// are older than the mount, or came with a clone. Does nothing on a volume that is read-only.
-    pub(crate) fn reap_unknown(&self, dir: &Arc<Inode>, deleted: Vec<(Bytes, DeletedEntry)>) {
+    pub(crate) fn note_unknown(&self, dir: &Arc<Inode>, deleted: Vec<(Bytes, DeletedEntry)>) {
         if self.is_read_only {
             return;
         }
@@ -108,7 +108,6 @@ impl DeferredDeletes {
                 });
             }
         }
-        self.reap();
     }
 
     /// Erases the contents in the queue. A delete that fails waits for

@@ -6,19 +6,17 @@
 //! and go.
 //!
 //! Records lie in the order of names. The entries of a directory that never had many names are read
-//! whole, and sorted by slot; the stream remembers those that its reader did not take, until the
-//! directory changes. In other directories the slots tell the names of a *window* of slots, and the
-//! entries of a window are read in the order of names.
+//! whole, and sorted by slot; those that the reader did not take are remembered until the directory
+//! changes (`streams.rs`). In other directories the slots tell the names of a *window* of slots, and
+//! the entries of a window are read in the order of names.
 //!
 //! A reader of a directory asks once more behind the last entry, to hear that there is none. The
-//! first such question is answered without a scan: an entry that was created since may be shown or
-//! not (POSIX, readdir).
+//! first such question is answered without a scan, if the directory did not change.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 use ramet_betree::{Scan, successor_of_prefix};
 
 use crate::error::{Error, Result};
@@ -32,6 +30,7 @@ use crate::namespace::link_counts;
 use crate::namespace::resolve::{Namespace, View};
 use crate::ops::cookies::{AFTER_DOT, AFTER_DOTS, Bound, place};
 use crate::ops::deferred_delete::DeferredDeletes;
+use crate::ops::streams::{Item, Rest, Streams};
 use crate::ops::times::Times;
 
 /// The entries of a directory that never had more names are read whole.
@@ -41,9 +40,6 @@ const WINDOW_LEN: usize = 128;
 const NEXT_WINDOW_LEN: usize = 512;
 /// Entries between two wanted ones that a scan reads rather than to begin anew.
 const SKIPPED_MAX: usize = 32;
-/// Entries that all streams together remember.
-const REMEMBERED_MAX: usize = 1 << 16;
-
 /// One entry, as `getdents` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
@@ -57,83 +53,15 @@ pub struct DirEntry {
     pub cookie: u64,
 }
 
-/// An entry of the directory, as it is stored.
-struct Item {
-    slot: Slot,
-    name: Bytes,
-    value: Bytes,
-}
-
-/// Entries that a reader did not take yet.
-struct Rest {
-    /// Changes of the directory when they were read.
-    changes: u64,
-    /// Evictions of the table before they were read.
-    seen: u64,
-    /// The slot from which on they are all entries of the stream.
-    from: Slot,
-    /// In the order of slots, the first one last.
-    items: Vec<Item>,
-}
-
-#[derive(Default)]
-struct Position {
-    rest: Option<Rest>,
-    /// Cookie of the last entry, when the reader has got it and will ask once more.
-    end: Option<u64>,
-}
-
-/// An open directory.
-pub struct DirStream {
-    dir: Arc<Inode>,
-    position: Mutex<Position>,
-    /// Entries that all streams remember.
-    remembered: Arc<AtomicUsize>,
-}
-
-impl DirStream {
-    /// Number of the directory.
-    #[must_use]
-    pub fn ino(&self) -> Ino {
-        self.dir.ino
-    }
-
-    /// Remembers entries, if not too many are remembered already.
-    fn remember(&self, position: &mut Position, rest: Rest) {
-        let len = rest.items.len();
-        let before = self.remembered.fetch_add(len, Ordering::Relaxed);
-        if len == 0 || before + len > REMEMBERED_MAX {
-            self.remembered.fetch_sub(len, Ordering::Relaxed);
-            return;
-        }
-        position.rest = Some(rest);
-    }
-
-    /// Takes the entries that are remembered.
-    fn take_rest(&self, position: &mut Position) -> Option<Rest> {
-        let rest = position.rest.take()?;
-        self.remembered
-            .fetch_sub(rest.items.len(), Ordering::Relaxed);
-        Some(rest)
-    }
-}
-
-impl Drop for DirStream {
-    fn drop(&mut self) {
-        let mut position = std::mem::take(self.position.get_mut());
-        drop(self.take_rest(&mut position));
-    }
-}
-
 /// Gives the inode of the entry that a reader got, at most once.
 type Resolve<'a> = &'a mut dyn FnMut() -> Result<Arc<Inode>>;
 
-/// Open directories and their entries.
+/// Directories and their entries.
 pub struct Directories {
     namespace: Arc<Namespace>,
     times: Arc<Times>,
     deletes: Arc<DeferredDeletes>,
-    remembered: Arc<AtomicUsize>,
+    streams: Streams,
 }
 
 impl Directories {
@@ -146,57 +74,39 @@ impl Directories {
             namespace: Arc::clone(namespace),
             times: Arc::clone(times),
             deletes: Arc::clone(deletes),
-            remembered: Arc::default(),
+            streams: Streams::default(),
         }
     }
 
-    /// Opens a directory for reading its entries.
+    /// Hands the entries of a directory after `cookie` (0: from the start) to `each`, which says
+    /// whether it took its entry. The first entry that it refuses comes again when the caller goes
+    /// on after the entry before. A directory that was removed has `.` and `..` alone.
     ///
     /// # Errors
-    /// `NotDirectory`, `Stale`.
-    pub fn open(&self, ino: Ino) -> Result<DirStream> {
-        Ok(DirStream {
-            dir: self.namespace.dir(ino)?,
-            position: Mutex::default(),
-            remembered: Arc::clone(&self.remembered),
-        })
-    }
-
-    /// Closes a directory. If the stream kept a removed directory, the contents of that are erased.
-    pub fn close(&self, stream: Arc<DirStream>) {
-        drop(stream);
-        self.deletes.reap();
-    }
-
-    /// Hands the entries after `cookie` (0: from the start) to `each`, which says whether it took
-    /// its entry. The first entry that it refuses comes again when the caller goes on after the
-    /// entry before.
-    ///
-    /// # Errors
-    /// Those of the tree. Entries that `each` took before stay taken.
+    /// `NotDirectory`, `Stale`, and those of the tree. Entries that `each` took before stay taken.
     pub fn read(
         &self,
-        stream: &DirStream,
+        dir: Ino,
         cookie: u64,
         mut each: impl FnMut(&DirEntry) -> bool,
     ) -> Result<()> {
-        self.stream(stream, cookie, |entry, _| Ok(each(entry)))
+        self.stream(dir, cookie, |entry, _| Ok(each(entry)))
     }
 
     /// As [`Directories::read`], with attributes. Each entry that was taken, other than `.` and
     /// `..`, counts as a lookup.
     ///
     /// # Errors
-    /// Those of the tree. Entries that `each` took before stay taken.
+    /// Those of [`Directories::read`].
     pub fn read_plus(
         &self,
-        stream: &DirStream,
+        dir: Ino,
         cookie: u64,
         mut each: impl FnMut(&DirEntry, &Attr) -> bool,
     ) -> Result<()> {
         let all = |_: &DirEntry| true;
         let each = |entry: &_, attr: Option<&_>| attr.is_some_and(|attr| each(entry, attr));
-        self.read_choosing(stream, cookie, all, each, |_| {})
+        self.read_choosing(dir, cookie, all, each, |_| {})
     }
 
     /// As [`Directories::read_plus`], with the attributes of the entries that `wants` chooses.
@@ -205,16 +115,16 @@ impl Directories {
     /// another lookup of that inode can succeed.
     ///
     /// # Errors
-    /// Those of the tree. Entries that `each` took before stay taken.
+    /// Those of [`Directories::read`].
     pub fn read_choosing(
         &self,
-        stream: &DirStream,
+        dir: Ino,
         cookie: u64,
         mut wants: impl FnMut(&DirEntry) -> bool,
         mut each: impl FnMut(&DirEntry, Option<&Attr>) -> bool,
         mut first: impl FnMut(&Attr),
     ) -> Result<()> {
-        self.stream(stream, cookie, |entry, inode| {
+        self.stream(dir, cookie, |entry, inode| {
             if !wants(entry) {
                 return Ok(each(entry, None));
             }
@@ -229,18 +139,29 @@ impl Directories {
         })
     }
 
+    /// Whether a directory was removed, itself or with a tree, and is still known.
+    #[must_use]
+    pub fn is_gone(&self, dir: Ino) -> bool {
+        let table = &self.namespace.table;
+        let known = table.get(dir);
+        let known = known.or_else(|| table.compact_at(dir).map(|(parent, _)| parent));
+        known.is_some_and(|dir| self.namespace.topology.read().dir_path(&dir).is_err())
+    }
+
     fn stream(
         &self,
-        stream: &DirStream,
+        dir: Ino,
         cookie: u64,
         mut each: impl FnMut(&DirEntry, Resolve<'_>) -> Result<bool>,
     ) -> Result<()> {
-        if !self.dots(&stream.dir, cookie, &mut each)? {
+        let _reaped = self.deletes.reap_on_drop();
+        let dir = self.namespace.dir(dir)?;
+        if !self.dots(&dir, cookie, &mut each)? {
             return Ok(());
         }
         let mut deleted = Vec::new();
-        let read = self.names(stream, cookie, each, &mut deleted);
-        self.deletes.reap_unknown(&stream.dir, deleted);
+        let read = self.names(&dir, cookie, each, &mut deleted);
+        self.deletes.note_unknown(&dir, deleted);
         read
     }
 
@@ -272,18 +193,18 @@ impl Directories {
     /// Hands out the names, and notes deleted entries.
     fn names(
         &self,
-        stream: &DirStream,
+        dir: &Arc<Inode>,
         cookie: u64,
         each: impl FnMut(&DirEntry, Resolve<'_>) -> Result<bool>,
         deleted: &mut Vec<(Bytes, DeletedEntry)>,
     ) -> Result<()> {
-        let dir = &stream.dir;
-        let mut position = stream.position.lock();
-        let rest = stream.take_rest(&mut position);
-        if position.end.take().is_some_and(|end| end == cookie) {
+        let rest = self.streams.take(dir, cookie);
+        let _names = dir.names.read();
+        let changes = dir.changes.load(Ordering::Relaxed);
+        let rest = rest.filter(|rest| rest.changes == changes);
+        if rest.as_ref().is_some_and(|rest| rest.items.is_empty()) {
             return Ok(());
         }
-        let _names = dir.names.read();
         let view = match self.namespace.view(dir) {
             Ok(view) => view,
             Err(Error::NotFound) => return Ok(()),
@@ -301,25 +222,25 @@ impl Directories {
             each,
             last: None,
         };
-        let is_done = if next_slot <= WHOLE_SLOTS_MAX {
-            let changes = dir.changes.load(Ordering::Relaxed);
-            let valid = rest.filter(|rest| rest.changes == changes && rest.from == from);
-            let mut rest = match valid {
+        let rest = if next_slot <= WHOLE_SLOTS_MAX {
+            let mut rest = match rest {
                 Some(rest) => rest,
                 None => listing.whole(from, changes)?,
             };
             listing.view.seen = rest.seen;
             let is_done = listing.hand_out(&mut rest.items)?;
-            if let Some((_, next)) = listing.last.and_then(place) {
-                rest.from = next;
+            if !is_done {
+                listing.last.get_or_insert(cookie.max(AFTER_DOTS));
             }
-            stream.remember(&mut position, rest);
-            is_done
+            Some(rest)
         } else {
-            listing.windows(from, cookie > AFTER_DOTS)?
+            let is_done = listing.windows(from, cookie > AFTER_DOTS)?;
+            is_done.then(|| Rest::end(changes))
         };
         // The end was told already if no entry came now: the next question looks again.
-        position.end = listing.last.filter(|_| is_done);
+        if let (Some(last), Some(rest)) = (listing.last, rest) {
+            self.streams.keep(dir, last, rest);
+        }
         Ok(())
     }
 }
@@ -361,7 +282,6 @@ impl<E: FnMut(&DirEntry, Resolve<'_>) -> Result<bool>> Listing<'_, E> {
         Ok(Rest {
             changes,
             seen: self.view.seen,
-            from,
             items,
         })
     }

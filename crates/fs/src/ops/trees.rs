@@ -52,6 +52,8 @@ pub enum Invalidation {
     },
     /// Attributes.
     Attributes(Ino),
+    /// The names in a directory as a listing tells them, and its attributes.
+    Listing(Ino),
 }
 
 impl Invalidation {
@@ -277,11 +279,16 @@ pub(crate) fn invalidations(
         Some(_) => Invalidation::Entry { dir, name },
         None => Invalidation::Missing { dir, name },
     };
-    let mut stale = vec![entry, Invalidation::Attributes(dir)];
+    let mut stale = vec![entry, Invalidation::Listing(dir)];
     let Some(victim) = victim else {
         return Ok(stale);
     };
-    stale.push(Invalidation::Attributes(victim.inode.ino));
+    let ino = victim.inode.ino;
+    stale.push(if victim.inode.is_dir() {
+        Invalidation::Listing(ino)
+    } else {
+        Invalidation::Attributes(ino)
+    });
     if let Some(links) = &victim.links {
         let shared = links.inodes().map(|inode| inode.ino);
         stale.extend(shared.map(Invalidation::Attributes));

@@ -237,6 +237,8 @@ pub const SCRUB_START: u32 = 1;
 pub struct ScrubRequest {
     /// [`SCRUB_START`] or 0.
     pub flags: u32,
+    /// A number that the calls of one scrub have in common. The caller chooses it at random.
+    pub session: u64,
 }
 
 impl ScrubRequest {
@@ -245,6 +247,7 @@ impl ScrubRequest {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0; STAT_BYTES];
         out[0..4].copy_from_slice(&self.flags.to_le_bytes());
+        out[8..16].copy_from_slice(&self.session.to_le_bytes());
         out
     }
 
@@ -256,8 +259,10 @@ impl ScrubRequest {
         if bytes.len() != STAT_BYTES || u32_at(bytes, 0) & !SCRUB_START != 0 {
             return Err(Error::Invalid("size or flag of a scrub request"));
         }
-        let flags = u32_at(bytes, 0);
-        Ok(Self { flags })
+        Ok(Self {
+            flags: u32_at(bytes, 0),
+            session: u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes")),
+        })
     }
 }
 
@@ -275,6 +280,8 @@ pub struct DiffRequest {
     pub flags: u32,
     /// With [`DIFF_START`] the token of the second directory.
     pub other: u64,
+    /// A number that the calls of one comparison have in common. The caller chooses it at random.
+    pub session: u64,
 }
 
 impl DiffRequest {
@@ -284,6 +291,7 @@ impl DiffRequest {
         let mut out = vec![0; DIFF_PAGE_BYTES];
         out[0..4].copy_from_slice(&self.flags.to_le_bytes());
         out[8..16].copy_from_slice(&self.other.to_le_bytes());
+        out[16..24].copy_from_slice(&self.session.to_le_bytes());
         out
     }
 
@@ -298,6 +306,7 @@ impl DiffRequest {
         Ok(Self {
             flags: u32_at(bytes, 0),
             other: u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes")),
+            session: u64::from_le_bytes(bytes[16..24].try_into().expect("eight bytes")),
         })
     }
 }
@@ -720,6 +729,7 @@ mod tests {
         let request = DiffRequest {
             flags: DIFF_START,
             other: 7,
+            session: u64::MAX - 1,
         };
         assert_eq!(DiffRequest::decode(&request.encode()).unwrap(), request);
         let usage = Usage {

@@ -24,12 +24,21 @@ pub struct Controls {
     settling: Arc<Settling>,
 }
 
-/// Control calls with several answers that are under way on one open directory.
+/// Control calls with several answers that are under way.
 #[derive(Default)]
 pub struct ControlState {
     /// A comparison that is being handed out.
     diff: Mutex<Option<(DiffPages, Held)>>,
     scrub: Mutex<Option<Scrubbing>>,
+}
+
+impl ControlState {
+    /// Whether there is nothing to go on with, and no call under way.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let no_diff = self.diff.try_lock().is_some_and(|diff| diff.is_none());
+        no_diff && self.scrub.try_lock().is_some_and(|scrub| scrub.is_none())
+    }
 }
 
 impl Controls {
@@ -51,7 +60,7 @@ impl Controls {
         Ok(diff::diff(&self.namespace, a, b)?.differences)
     }
 
-    /// Answers [`DIFF`](crate::control::DIFF) on the open directory `dir`: compares it with
+    /// Answers [`DIFF`](crate::control::DIFF) on the directory `dir`: compares it with
     /// `other`, or goes on with the comparison.
     ///
     /// # Errors
@@ -72,7 +81,7 @@ impl Controls {
         Ok(page)
     }
 
-    /// Answers [`SCRUB`](crate::control::SCRUB) on an open directory: begins to read everything
+    /// Answers [`SCRUB`](crate::control::SCRUB): begins to read everything
     /// again when it `starts`, or goes on.
     ///
     /// # Errors

@@ -1,9 +1,9 @@
-//! The choices that the kernel leaves to the server when a program reads a directory.
+//! The choices of the server when a program reads a directory.
 
 use crate::cache::first_entry_policy::FirstEntryPolicy;
 use crate::cache::readdirplus_policy::ReaddirplusPolicy;
 
-/// The policies for READDIRPLUS where the kernel leaves the choice to the server.
+/// The policies for READDIRPLUS.
 #[derive(Default)]
 pub(crate) struct ListingPolicies {
     pub(crate) attributes: ReaddirplusPolicy,

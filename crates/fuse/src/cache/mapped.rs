@@ -4,8 +4,8 @@
 //! asks the daemon nothing before that. So the daemon may know less of such a file than its readers
 //! do:
 //!
-//! - *Holes.* A page over a hole may have contents. Before the daemon tells where a hole is, the
-//!   kernel writes the pages of the file back and drops them.
+//! - *Holes.* A page over a hole may have contents. Before the daemon tells where a hole of a file
+//!   with holes is, the kernel writes the pages of the file back and drops them.
 //! - *Times.* The write-back of a page sets the time of modification. Before a program sets that
 //!   time to another one, the kernel writes the pages back and drops them. A store that comes later
 //!   reads its page again, and its write-back sets the time again.

@@ -3,6 +3,7 @@
 pub(crate) mod first_entry_policy;
 pub(crate) mod forget_requests;
 pub(crate) mod held;
+pub(crate) mod kept_listings;
 pub(crate) mod listing_policies;
 pub(crate) mod mapped;
 pub(crate) mod negative_dentries;

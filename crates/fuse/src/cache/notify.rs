@@ -5,6 +5,9 @@
 //! from a thread that reads requests, with a lock of the file system held, or from a thread that a
 //! sync may need.
 //!
+//! A directory drops its listing with its first page. That invalidation waits for the lock of the
+//! page, whose holder copies names to a program and may wait for an answer as well.
+//!
 //! An invalidation of attributes, without pages, takes no lock that a waiting request holds. It
 //! waits only for an inode that the kernel is dropping, and that may wait for pages that are being
 //! read. A file is in use until the request about it is answered. So the thread that serves the
@@ -114,6 +117,9 @@ impl Kernel {
                 Invalidation::Attributes(ino) => {
                     self.send(&Notification::inval_attributes(*ino), &[])
                 }
+                Invalidation::Listing(dir) => {
+                    self.send(&Notification::inval_pages(*dir, 0, 1), &[])
+                }
             };
             if let Err(error) = sent {
                 tracing::warn!(%error, ?one, "the kernel refused an invalidation");
@@ -122,11 +128,16 @@ impl Kernel {
     }
 
     /// Tells the kernel of stale attributes, and not of the other invalidations. The notification
-    /// waits for no lock.
+    /// waits for no lock. A directory that is opened then shows another time of modification, and
+    /// the kernel drops its listing.
     pub(crate) fn invalidate_attributes(&self, stale: &[Invalidation]) {
-        let attributes = stale.iter().filter(|one| one.is_of_attributes());
-        let attributes: Vec<_> = attributes.cloned().collect();
-        self.invalidate(&attributes);
+        let attributes = stale.iter().filter_map(|one| match one {
+            Invalidation::Attributes(ino) | Invalidation::Listing(ino) => {
+                Some(Invalidation::Attributes(*ino))
+            }
+            Invalidation::Entry { .. } | Invalidation::Missing { .. } => None,
+        });
+        self.invalidate(&attributes.collect::<Vec<_>>());
     }
 
     /// Sends a notification and the bytes that follow it. A notification about an object that the

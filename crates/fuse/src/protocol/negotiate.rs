@@ -9,9 +9,9 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::FileHandle;
 use super::abi::{self, fopen, init};
 use super::request::Form;
+use super::{Answer, FileHandle};
 
 /// How long the kernel may believe an answer: for ever, near enough.
 pub const TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -28,9 +28,9 @@ pub const BACKGROUND_MAX: u16 = 1024;
 /// The oldest protocol whose INIT has all fields that are answered: Linux 3.15.
 const MINOR_MIN: u32 = 23;
 
-/// The answer to OPEN and to FLUSH, after which the kernel does not send these requests again. The
-/// kernel keeps the pages of a file that is opened again, and every write is in the tree before it
-/// is answered.
+/// The answer to OPEN, OPENDIR and FLUSH, after which the kernel does not send these requests again.
+/// The kernel keeps the pages of a file and the listing of a directory that is opened again, and
+/// every write is in the tree before it is answered.
 pub const NEVER_AGAIN: Errno = Errno::NOSYS;
 
 /// Capabilities that the server takes whenever the kernel offers them. Most save requests.
@@ -41,7 +41,12 @@ pub const NEVER_AGAIN: Errno = Errno::NOSYS;
 ///
 /// With EXPORT_SUPPORT the kernel looks up inodes by number that it has forgotten: a handle of a file
 /// and an export over NFS stay good. An NFS server opens a directory again for each part of it, and
-/// the cookies of a stream are good in any other.
+/// the cookies of a stream are good in any other. NO_OPENDIR_SUPPORT says that the kernel opens
+/// directories by itself once it is told to.
+///
+/// The server chooses which entries of a listing come with attributes. Left to choose
+/// (READDIRPLUS_AUTO), the kernel asks for those of the first entries only, keeps the listing, and
+/// looks each other name up later, and the server does not know.
 ///
 /// Two capabilities are left out. With ATOMIC_O_TRUNC, the server would truncate a file before the
 /// kernel finds out that the file is a running program and refuses. With ASYNC_DIO, a write past the
@@ -59,6 +64,7 @@ const WANTED: u64 = init::ASYNC_READ
     | init::DONT_MASK
     | init::POSIX_ACL
     | init::SETXATTR_EXT
+    | init::NO_OPENDIR_SUPPORT
     | init::EXPLICIT_INVAL_DATA
     | init::DIRECT_IO_ALLOW_MMAP;
 
@@ -122,19 +128,13 @@ impl Offer {
     }
 
     /// Takes the capabilities that the server wants. With `ring`, requests come through io_uring,
-    /// if the kernel offers it, and the server chooses which entries of a listing come with
-    /// attributes. Otherwise the kernel chooses: it wants attributes with the first answer, and
-    /// while a program looks up names of the directory.
+    /// if the kernel offers it.
     ///
     /// With `sees_all`, the server can see the credentials of every process, so that the mount may
     /// be idmapped: requests then name user and group only where they create an inode.
     #[must_use]
     pub fn take(self, ring: bool, sees_all: bool) -> Agreed {
-        let way = if ring {
-            init::OVER_IO_URING
-        } else {
-            init::READDIRPLUS_AUTO
-        };
+        let way = if ring { init::OVER_IO_URING } else { 0 };
         let idmap = if sees_all { init::ALLOW_IDMAP } else { 0 };
         Agreed {
             capabilities: self.capabilities() & (WANTED | way | idmap),
@@ -161,10 +161,16 @@ impl Agreed {
         self.has(init::OVER_IO_URING)
     }
 
-    /// Whether the kernel chooses which listings come with attributes.
-    #[must_use]
-    pub fn kernel_chooses_attributes(self) -> bool {
-        self.has(init::READDIRPLUS_AUTO)
+    /// Flags for the answer to OPENDIR. Before Linux 5.1 the kernel opens each directory by
+    /// request, and keeps listings nevertheless.
+    ///
+    /// # Errors
+    /// [`NEVER_AGAIN`].
+    pub fn opened_dir_flags(self) -> Answer<u32> {
+        if self.has(init::NO_OPENDIR_SUPPORT) {
+            return Err(NEVER_AGAIN);
+        }
+        Ok(fopen::KEEP_CACHE | fopen::CACHE_DIR)
     }
 
     /// The form of requests from now on.
@@ -251,12 +257,10 @@ mod tests {
     fn capability_that_is_not_offered_is_not_taken() {
         let all = offer(u64::MAX);
         assert!(
-            all.take(true, true).has_ring() && !all.take(true, true).kernel_chooses_attributes()
+            all.take(true, true).has_ring() && !all.take(true, true).has(init::READDIRPLUS_AUTO)
         );
-        assert!(
-            !all.take(false, false).has_ring()
-                && all.take(false, false).kernel_chooses_attributes()
-        );
+        assert!(!all.take(false, false).has_ring());
+        assert_eq!(all.take(true, true).opened_dir_flags(), Err(NEVER_AGAIN));
         assert!(!all.take(true, true).has(init::WRITEBACK_CACHE));
         let is_idmapped = [true, false].map(|sees| all.take(true, sees).has(init::ALLOW_IDMAP));
         assert_eq!(is_idmapped, [true, false]);
@@ -264,6 +268,7 @@ mod tests {
         let old = offer(init::MAX_PAGES);
         assert_eq!(old.take(true, true).answer().flags, 1 << 22);
         assert_eq!(old.take(true, true).answer().flags2, 0);
+        assert!(old.take(true, true).opened_dir_flags().is_ok());
         let without_ext = offer(init::OVER_IO_URING);
         assert!(
             !without_ext.take(true, true).has_ring(),

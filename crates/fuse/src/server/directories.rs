@@ -1,86 +1,67 @@
-//! Open directories, and the answers to READDIR and READDIRPLUS: which entries they have, and which
-//! entries come with attributes.
+//! The answers to READDIR and READDIRPLUS: which entries they have, and which entries come with
+//! attributes.
+//!
+//! A directory is opened without a request, so nothing is held for an open one. The kernel keeps
+//! the listings that it gets (`cache/kept_listings.rs`), and looks up a name that came without
+//! attributes when a program wants them.
 
 use std::cell::Cell;
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
-use ramet_fs::{Attr, ControlState, DirEntry, DirStream, Error, Ino, Kind, Result, Volume};
+use ramet_fs::{Attr, DirEntry, Ino, Kind, Volume};
 
 use crate::cache::first_entry_policy::SHORT;
+use crate::cache::kept_listings::KeptListings;
 use crate::cache::listing_policies::ListingPolicies;
 use crate::cache::prefetch::{Listing, Prefetch};
-use crate::cache::readdirplus_policy::Choice;
-use crate::protocol::negotiate::Agreed;
-use crate::protocol::{Answer, Dirents, FileHandle, Header, Reply, answer};
+use crate::protocol::{Answer, Dirents, Header, Reply, answer};
 use crate::server::prefetcher::Prefetcher;
 
-/// The directories that the kernel has open.
+/// The directories of a volume, as the kernel reads them.
 pub(crate) struct Directories {
-    /// Declared before the volume, because open directories hold inodes of it and must be dropped
-    /// first.
-    open: Mutex<HashMap<u64, OpenDir>>,
     volume: Arc<Volume>,
-    next: AtomicU64,
     prefetch: Arc<Prefetch>,
-    agreed: Arc<OnceLock<Agreed>>,
-    policies: ListingPolicies,
+    kept: Arc<KeptListings>,
+    pub(super) policies: ListingPolicies,
 }
 
-/// A directory that the kernel has open.
-#[derive(Clone)]
-struct OpenDir {
-    stream: Arc<DirStream>,
-    /// Control calls on it that are under way.
-    controls: Arc<ControlState>,
+/// The reader of a directory, at one of its questions.
+struct Reader {
+    dir: Ino,
+    thread: u32,
+    listing: Listing,
+    cookie: u64,
 }
 
 impl Directories {
     pub(crate) fn new(
         volume: Arc<Volume>,
         prefetch: Arc<Prefetch>,
-        agreed: Arc<OnceLock<Agreed>>,
+        kept: Arc<KeptListings>,
     ) -> Self {
         Self {
-            open: Mutex::default(),
             volume,
-            next: AtomicU64::new(1),
             prefetch,
-            agreed,
+            kept,
             policies: ListingPolicies::default(),
         }
-    }
-
-    /// The policies for listings, if the server chooses which attributes come with them.
-    pub(crate) fn policies(&self) -> Option<&ListingPolicies> {
-        let agreed = self.agreed.get()?;
-        (!agreed.kernel_chooses_attributes()).then_some(&self.policies)
-    }
-
-    /// Control calls that are under way on an open directory.
-    pub(crate) fn controls(&self, fh: FileHandle) -> Option<Arc<ControlState>> {
-        self.find(fh).ok().map(|open| open.controls)
-    }
-
-    fn find(&self, fh: FileHandle) -> Result<OpenDir> {
-        let open = self.open.lock().get(&fh.0).cloned();
-        open.ok_or(Error::Stale)
     }
 
     /// The answer to READDIR.
     pub(crate) fn answer_readdir(
         &self,
-        fh: FileHandle,
+        header: &Header,
         offset: u64,
         room: &mut [u8],
     ) -> Answer<Reply> {
-        if let Some(policies) = self.policies() {
-            policies.first_entry.goes_on(fh.0);
-        }
+        let dir = header.node;
+        self.kept.note(dir, offset == 0);
         let mut entries = Dirents::new(room);
-        self.read(fh, offset, |entry| entries.push(entry))?;
+        let read = self
+            .volume
+            .directories()
+            .read(dir, offset, |entry| entries.push(entry));
+        answer(read)?;
         Ok(Reply::room(entries.len()))
     }
 
@@ -88,98 +69,71 @@ impl Directories {
     pub(crate) fn answer_readdirplus(
         &self,
         header: &Header,
-        (fh, offset): (FileHandle, u64),
+        offset: u64,
         room: &mut [u8],
         prefetcher: &Prefetcher,
     ) -> Answer<Reply> {
-        let mut entries = Dirents::new(room);
-        let Some(policies) = self.policies() else {
-            let push = |entry: &DirEntry, attr: Option<&_>| entries.push_plus(entry, attr);
-            self.read_plus((fh, header.pid), offset, prefetcher, |_| true, push)?;
-            return Ok(Reply::room(entries.len()));
+        let (dir, thread, begins) = (header.node, header.pid, offset == 0);
+        let reader = Reader {
+            dir,
+            thread,
+            listing: Listing(self.kept.note(dir, begins).into()),
+            cookie: offset,
         };
-        let (thread, dir) = (header.pid, header.node);
-        let begins = offset == 0;
+        let first_entry = &self.policies.first_entry;
         if !begins {
-            policies.first_entry.goes_on(fh.0);
+            first_entry.goes_on(thread, dir);
         }
-        let is_short = begins && policies.first_entry.wants_first_only(thread, dir);
-        let (most, mut choice) = if is_short {
-            (SHORT, Choice::All)
-        } else {
-            (usize::MAX, policies.attributes.choose(thread, dir))
-        };
-        let count = Cell::new(0);
+        let is_short = begins && first_entry.wants_first_only(thread, dir);
+        let most = if is_short { SHORT } else { usize::MAX };
+        let mut choice = self.policies.attributes.choose(thread, dir);
+        let mut entries = Dirents::new(room);
+        let (count, mut is_partial) = (Cell::new(0), false);
         let wants = |entry: &DirEntry| count.get() < most && choice.wants(entry.kind);
-        let listed = self.read_plus((fh, thread), offset, prefetcher, wants, |entry, attr| {
+        let listed = self.read_plus(&reader, prefetcher, wants, |entry, attr| {
             let taken = count.get() < most && entries.push_plus(entry, attr);
             count.set(count.get() + usize::from(taken));
+            is_partial |= taken && attr.is_none();
             taken
         });
+        if is_partial {
+            self.kept.note_partial(dir);
+        }
         if begins {
-            policies.first_entry.began(thread, dir, fh.0, count.get());
+            first_entry.began(thread, dir, count.get());
         }
         listed.map(|()| Reply::room(entries.len()))
     }
 
-    pub(crate) fn open(&self, node: Ino) -> Answer<FileHandle> {
-        let stream = answer(self.volume.directories().open(node))?;
-        let fh = self.next.fetch_add(1, Ordering::Relaxed);
-        let open = OpenDir {
-            stream: Arc::new(stream),
-            controls: Arc::default(),
-        };
-        self.open.lock().insert(fh, open);
-        Ok(FileHandle(fh))
-    }
-
-    /// Reads entries behind the cookie `offset`, as long as `take` takes them.
-    fn read(&self, fh: FileHandle, offset: u64, take: impl FnMut(&DirEntry) -> bool) -> Answer<()> {
-        let stream = answer(self.find(fh))?.stream;
-        answer(self.volume.directories().read(&stream, offset, take))
-    }
-
-    /// Reads entries for a thread, with the attributes of the entries that `wants` chooses. Entries
-    /// with attributes count as looked up, so the kernel must hear of them even if there is an
-    /// error later; the kernel then asks again.
+    /// Reads entries, with the attributes of the entries that `wants` chooses. Entries with
+    /// attributes count as looked up, so the kernel must hear of them even if there is an error
+    /// later; the kernel then asks again.
     fn read_plus(
         &self,
-        (fh, thread): (FileHandle, u32),
-        offset: u64,
+        reader: &Reader,
         prefetcher: &Prefetcher,
         wants: impl FnMut(&DirEntry) -> bool,
         mut take: impl FnMut(&DirEntry, Option<&Attr>) -> bool,
     ) -> Answer<()> {
-        let stream = answer(self.find(fh))?.stream;
         let mut any = false;
-        let (volume, prefetch) = (&self.volume, &self.prefetch);
+        let (listing, thread) = (reader.listing, reader.thread);
+        let prefetch = &self.prefetch;
         let each = |entry: &DirEntry, attr: Option<&Attr>| {
             let taken = take(entry, attr);
             any |= taken;
             if taken && entry.kind == Kind::Directory && !matches!(&*entry.name, b"." | b"..") {
-                prefetch.note_directory(Listing(fh.0), thread);
+                prefetch.note_directory(listing, thread);
             }
             taken
         };
         let first = |attr: &Attr| {
             if attr.kind == Kind::Regular {
-                prefetch.note_file(Listing(fh.0), thread, attr.ino, attr.size_bytes);
+                prefetch.note_file(listing, thread, attr.ino, attr.size_bytes);
             }
         };
-        prefetcher.send_due(prefetch.continue_listing(Listing(fh.0), thread));
-        let read = volume
-            .directories()
-            .read_choosing(&stream, offset, wants, each, first);
+        prefetcher.send_due(prefetch.continue_listing(listing, thread));
+        let directories = self.volume.directories();
+        let read = directories.read_choosing(reader.dir, reader.cookie, wants, each, first);
         if any { Ok(()) } else { answer(read) }
-    }
-
-    pub(crate) fn close(&self, fh: FileHandle) {
-        if let Some(policies) = self.policies() {
-            policies.first_entry.closed(fh.0);
-        }
-        let open = self.open.lock().remove(&fh.0);
-        if let Some(OpenDir { stream, .. }) = open {
-            self.volume.directories().close(stream);
-        }
     }
 }

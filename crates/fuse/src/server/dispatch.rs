@@ -6,12 +6,13 @@
 
 use std::sync::Arc;
 
-use ramet_fs::{Ino, SetAttr, Volume};
+use ramet_fs::{Ino, Kind, SetAttr, Volume};
+use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 
 use crate::protocol::abi::opcode;
 use crate::protocol::negotiate::{NEVER_AGAIN, created_handle};
-use crate::protocol::{Answer, Header, Reply, Request, Setattr};
+use crate::protocol::{Answer, FileHandle, Header, Reply, Request, Setattr};
 use crate::server::credentials::Requester;
 use crate::server::file_flags::FlagCall;
 use crate::server::files::{seek, set_attributes};
@@ -157,7 +158,8 @@ impl Server {
                     offset,
                     whence,
                 };
-                self.files.pages.is_mapped(node).then_some(seek)
+                let waits = self.files.pages.is_mapped(node) && self.files.has_holes(node);
+                waits.then_some(seek)
             }
             &Request::Ioctl {
                 number: SHUTDOWN,
@@ -217,10 +219,15 @@ impl Server {
                 new_name,
                 flags,
             } => {
-                let renamed =
-                    self.names
-                        .rename((node, name), (new_dir, new_name), flags, requester);
-                renamed.map(|()| Reply::done())
+                let (from, to) = ((node, name), (new_dir, new_name));
+                self.names.rename(from, to, flags, requester)?;
+                if node != new_dir {
+                    self.moved(to);
+                    if flags & RenameFlags::EXCHANGE.bits() != 0 {
+                        self.moved(from);
+                    }
+                }
+                Ok(Reply::done())
             }
             Request::Getattr { .. } => self.files.getattr(node).map(|attr| Reply::attr(&attr)),
             Request::Statx { .. } => self.files.getattr(node).map(|attr| Reply::statx(&attr)),
@@ -271,7 +278,9 @@ impl Server {
                 Err(NEVER_AGAIN)
             }
             Request::Flush { .. } => Err(NEVER_AGAIN),
-            Request::Release { .. } | Request::Destroy => Ok(Reply::done()),
+            Request::Release { .. } | Request::Releasedir { .. } | Request::Destroy => {
+                Ok(Reply::done())
+            }
             Request::Read { offset, room, .. } => self
                 .files
                 .read_into(node, offset, room, header.pid)
@@ -312,18 +321,20 @@ impl Server {
                     Reply::written(copied)
                 })
             }
-            Request::Opendir { .. } => self.directories.open(node).map(|fh| Reply::opened(fh, 0)),
-            Request::Readdir { fh, offset, room } => {
-                self.directories.answer_readdir(fh, offset, room)
+            Request::Opendir { .. } => {
+                let agreed = self.agreed.get().ok_or(Errno::IO)?;
+                let flags = agreed.opened_dir_flags()?;
+                Ok(Reply::opened(FileHandle::default(), flags))
             }
-            Request::Readdirplus { fh, offset, room } => {
+            Request::Readdir { offset, room, .. } => {
+                let reply = self.directories.answer_readdir(header, offset, room);
+                self.listed(node, offset, reply)
+            }
+            Request::Readdirplus { offset, room, .. } => {
                 let prefetcher = &self.files.prefetcher;
-                self.directories
-                    .answer_readdirplus(header, (fh, offset), room, prefetcher)
-            }
-            Request::Releasedir { fh } => {
-                self.directories.close(fh);
-                Ok(Reply::done())
+                let directories = &self.directories;
+                let reply = directories.answer_readdirplus(header, offset, room, prefetcher);
+                self.listed(node, offset, reply)
             }
             Request::Statfs => Ok(Reply::statfs(&self.room())),
             request => self.answer_about_xattrs(header, request),
@@ -362,12 +373,32 @@ impl Server {
         let Some(attr) = self.names.lookup(header.node, name)? else {
             return Ok(Reply::no_entry());
         };
-        if let Some(policies) = self.directories.policies() {
-            policies
-                .attributes
-                .looks_up(header.pid, header.node, attr.kind);
+        let policy = &self.directories.policies.attributes;
+        policy.looks_up(header.pid, header.node, attr.kind);
+        if attr.kind != Kind::Directory {
+            self.listings.looked_up(header.node);
         }
         Ok(Reply::entry(&attr))
+    }
+
+    /// A part of a directory was listed. Notes the end of the listing.
+    fn listed(&self, dir: Ino, offset: u64, reply: Answer<Reply>) -> Answer<Reply> {
+        let is_end = reply.as_ref().is_ok_and(|part| part.payload_bytes() == 0);
+        if is_end && offset > 0 {
+            self.listings.ended(dir);
+        }
+        reply
+    }
+
+    /// A name has moved to another directory, which the listing of a directory names.
+    fn moved(&self, (dir, name): (Ino, &[u8])) {
+        let names = self.files.volume.names();
+        if let Ok(attr) = names.lookup(dir, name) {
+            if attr.kind == Kind::Directory {
+                self.listings.moved(attr.ino);
+            }
+            self.files.forget(attr.ino, 1);
+        }
     }
 }
 

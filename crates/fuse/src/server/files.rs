@@ -13,6 +13,7 @@ use ramet_fs::{
 use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 use rustix::io::Errno;
 
+use crate::cache::kept_listings::KeptListings;
 use crate::cache::notify::Kernel;
 use crate::cache::prefetch::Touch;
 use crate::cache::probe_file::{PROBE_INO, ProbeFile};
@@ -35,6 +36,7 @@ pub(crate) struct Files {
     pub(super) prefetcher: Prefetcher,
     pub(super) probe_file: Arc<ProbeFile>,
     pub(super) counts: Arc<RequestCounts>,
+    pub(super) kept_listings: Arc<KeptListings>,
 }
 
 impl Files {
@@ -42,6 +44,7 @@ impl Files {
         let last = || {
             self.prefetcher.forgotten(node);
             self.pages.forget(node);
+            self.kept_listings.forgotten(node);
         };
         self.volume.forget_noting(node, lookups, last);
     }
@@ -189,6 +192,14 @@ impl Files {
 
     pub(crate) fn seek(&self, node: Ino, offset: u64, whence: u32) -> Answer<u64> {
         seek(&self.volume, node, offset, whence)
+    }
+
+    /// Whether a file has holes. Pages that programs stored into make no difference to a file
+    /// without holes.
+    pub(crate) fn has_holes(&self, node: Ino) -> bool {
+        let size = self.getattr(node).map(|attr| attr.size_bytes);
+        let hole = self.volume.files().seek(node, 0, false);
+        !matches!((size, hole), (Ok(size), Ok(hole)) if hole >= size)
     }
 
     /// The answer of [`Files::seek`] for a file without holes, where the contents of its pages are

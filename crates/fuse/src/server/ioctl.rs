@@ -101,6 +101,15 @@ impl Call {
         }
     }
 
+    /// The number of the session that the call belongs to, and whether the session begins with it.
+    pub(crate) fn session(&self) -> Option<(u64, bool)> {
+        match self {
+            Self::Diff(request) => Some((request.session, request.flags & DIFF_START != 0)),
+            Self::Scrub(request) => Some((request.session, request.flags & SCRUB_START != 0)),
+            _ => None,
+        }
+    }
+
     /// Carries the call out, made on the open directory `dir` by `caller`. Answers the
     /// invalidations that the kernel needs then, and the data.
     ///

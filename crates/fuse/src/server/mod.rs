@@ -3,6 +3,7 @@
 pub(crate) mod barrier;
 pub(crate) mod clone_tokens;
 pub(crate) mod control_calls;
+pub(crate) mod control_sessions;
 pub(crate) mod credentials;
 pub(crate) mod directories;
 pub(crate) mod dispatch;
@@ -10,6 +11,7 @@ pub(crate) mod file_flags;
 pub(crate) mod files;
 pub(crate) mod inode_memory;
 pub(crate) mod ioctl;
+pub(crate) mod listings;
 pub(crate) mod names;
 pub(crate) mod page_cache;
 pub(crate) mod prefetcher;

@@ -14,6 +14,7 @@ use ramet_fs::fence::{Fence, FenceCall};
 use ramet_fs::{BLOCK_BYTES, Ino, Invalidation, NAME_BYTES_MAX, ROOT_INO, Volume};
 use rustix::io::Errno;
 
+use crate::cache::kept_listings::KeptListings;
 use crate::cache::mapped::Mapped;
 use crate::cache::negative_dentries::NegativeDentries;
 use crate::cache::notify::{Kernel, clears_stored_pages};
@@ -21,7 +22,7 @@ use crate::cache::prefetch::Prefetch;
 use crate::cache::probe_file::ProbeFile;
 use crate::protocol::abi;
 use crate::protocol::negotiate::Agreed;
-use crate::protocol::{Answer, FileHandle, Header, answer};
+use crate::protocol::{Answer, Header, answer};
 use crate::server::barrier::Fences;
 use crate::server::control_calls::ControlCalls;
 use crate::server::directories::Directories;
@@ -29,6 +30,7 @@ use crate::server::file_flags::FlagCall;
 use crate::server::files::Files;
 use crate::server::inode_memory::InodeMemory;
 use crate::server::ioctl::{Call, Pace, UNKNOWN};
+use crate::server::listings::Listings;
 use crate::server::names::Names;
 use crate::server::page_cache::PageCache;
 use crate::server::prefetcher::Prefetcher;
@@ -43,7 +45,8 @@ const SYNC_THREADS: usize = 4;
 pub(crate) struct Server {
     pub(super) names: Names,
     pub(super) files: Files,
-    pub(super) directories: Arc<Directories>,
+    pub(super) directories: Directories,
+    pub(super) listings: Arc<Listings>,
     controls: Arc<ControlCalls>,
     volume: Arc<Volume>,
     kernel: Kernel,
@@ -60,6 +63,12 @@ pub(crate) struct Server {
     structural: Workers,
 }
 
+/// Whether a tree may be gone from a name.
+fn has_removed(stale: &[Invalidation]) -> bool {
+    let removed = |one: &Invalidation| matches!(one, Invalidation::Entry { .. });
+    stale.iter().any(removed)
+}
+
 fn decode(number: u32, data: &[u8]) -> Answer<Call> {
     Call::decode(number, data).map_or(Err(UNKNOWN), answer)
 }
@@ -72,14 +81,17 @@ impl Server {
     pub(crate) fn new(volume: Arc<Volume>, kernel: Kernel) -> std::io::Result<Self> {
         let (prefetch, counts) = (Arc::<Prefetch>::default(), Arc::<RequestCounts>::default());
         let (mapped, agreed) = (Arc::<Mapped>::default(), Arc::<OnceLock<Agreed>>::default());
-        let shutdown = Arc::new(Shutdown::new(kernel.clone(), Arc::clone(&mapped)));
+        let kept_listings = Arc::<KeptListings>::default();
+        let shutdown = Arc::new(Shutdown::new(
+            kernel.clone(),
+            Arc::clone(&mapped),
+            Arc::clone(&kept_listings),
+        ));
         let negative_dentries = Arc::<NegativeDentries>::default();
         let probe_file = Arc::new(ProbeFile::new());
-        let directories = Arc::new(Directories::new(
-            Arc::clone(&volume),
-            Arc::clone(&prefetch),
-            Arc::clone(&agreed),
-        ));
+        let kept = || Arc::clone(&kept_listings);
+        let directories = Directories::new(Arc::clone(&volume), Arc::clone(&prefetch), kept());
+        let listings = Listings::new(Arc::clone(&volume), kernel.clone(), kept())?;
         let names = Names {
             volume: Arc::clone(&volume),
             negative_dentries: Arc::clone(&negative_dentries),
@@ -97,10 +109,11 @@ impl Server {
             kernel: kernel.clone(),
             probe_file: Arc::clone(&probe_file),
             counts: Arc::clone(&counts),
+            kept_listings: kept(),
         };
         let controls = ControlCalls::new(
             Arc::clone(&volume),
-            Arc::clone(&directories),
+            kept_listings,
             negative_dentries,
             (Arc::clone(&counts), Arc::clone(&prefetch)),
         );
@@ -114,6 +127,7 @@ impl Server {
             names,
             files,
             directories,
+            listings: Arc::new(listings),
             controls: Arc::new(controls),
             volume,
             kernel,
@@ -277,29 +291,34 @@ impl Server {
         }
     }
 
-    /// Serves an ioctl on the directory `dir`, open as its handle says, and hands the answer to
-    /// `reply`. Quick calls are served on this thread, and long ones on another thread.
+    /// Serves an ioctl on a directory, and hands the answer to `reply`. Quick calls are served on
+    /// this thread, and long ones on another thread.
     pub(crate) fn ioctl(
         &self,
         header: &Header,
-        fh: FileHandle,
         (number, data): (u32, &[u8]),
         reply: impl FnOnce(Answer<Vec<u8>>) + Send + 'static,
     ) {
         self.count(header.opcode);
-        let (dir, requester) = ((header.node, fh), header.into());
+        let (dir, requester) = (header.node, header.into());
         let call = match decode(number, data) {
             Ok(call) => call,
             Err(errno) => return reply(Err(errno)),
         };
         let (controls, kernel) = (Arc::clone(&self.controls), self.kernel.clone());
+        let listings = Arc::clone(&self.listings);
         let pace = call.pace();
         let serve = move || {
             let carried_out = controls.carry_out(&call, dir, requester);
+            let mut tree_is_gone = false;
             reply(carried_out.map(|(stale, data)| {
                 kernel.invalidate(&stale);
+                tree_is_gone = has_removed(&stale);
                 data
             }));
+            if tree_is_gone {
+                listings.tree_is_gone();
+            }
         };
         match pace {
             Pace::Quick => serve(),
@@ -313,21 +332,22 @@ impl Server {
     pub(crate) fn ioctl_untold(
         &self,
         header: &Header,
-        fh: FileHandle,
         (number, data): (u32, &[u8]),
     ) -> Answer<(Vec<Invalidation>, Vec<u8>)> {
         self.count(header.opcode);
-        let (dir, requester) = ((header.node, fh), header.into());
         self.controls
-            .carry_out(&decode(number, data)?, dir, requester)
+            .carry_out(&decode(number, data)?, header.node, header.into())
     }
 
     /// Sends invalidations on another thread, which then runs `told`.
     pub(crate) fn tell(&self, stale: Vec<Invalidation>, told: impl FnOnce() + Send + 'static) {
-        let kernel = self.kernel.clone();
+        let (kernel, listings) = (self.kernel.clone(), Arc::clone(&self.listings));
         self.structural.run(move || {
             kernel.invalidate(&stale);
             told();
+            if has_removed(&stale) {
+                listings.tree_is_gone();
+            }
         });
     }
 

@@ -11,7 +11,7 @@
 //! | 1 | every change that was answered |
 //! | 2 | nothing |
 //!
-//! The kernel forgets names and pages afterwards, so that it asks again, and gets `EIO`. The root can
+//! The kernel forgets names, listings and pages afterwards, so that it asks again, and gets `EIO`. The root can
 //! still be opened and asked for its room, for `ramet stat` and `ramet umount`.
 
 use std::fs::File;
@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ramet_fs::{Capabilities, Ino, Invalidation, ROOT_INO, Volume};
 use rustix::io::Errno;
 
+use crate::cache::kept_listings::KeptListings;
 use crate::cache::mapped::Mapped;
 use crate::cache::notify::Kernel;
 use crate::protocol::{Answer, Request, answer};
@@ -38,14 +39,20 @@ pub(crate) struct Shutdown {
     is_down: AtomicBool,
     kernel: Kernel,
     mapped: Arc<Mapped>,
+    kept_listings: Arc<KeptListings>,
 }
 
 impl Shutdown {
-    pub(crate) fn new(kernel: Kernel, mapped: Arc<Mapped>) -> Self {
+    pub(crate) fn new(
+        kernel: Kernel,
+        mapped: Arc<Mapped>,
+        kept_listings: Arc<KeptListings>,
+    ) -> Self {
         Self {
             is_down: AtomicBool::new(false),
             kernel,
             mapped,
+            kept_listings,
         }
     }
 
@@ -98,6 +105,9 @@ impl Shutdown {
         let root = Invalidation::Attributes(ROOT_INO);
         self.kernel.invalidate_attributes(&[root]);
         self.drop_pages();
+        let dirs = self.kept_listings.dirs();
+        let listings: Vec<_> = dirs.into_iter().map(Invalidation::Listing).collect();
+        self.kernel.invalidate(&listings);
         synced
     }
 

@@ -262,7 +262,6 @@ pub(crate) fn answer_with(server: Arc<Server>) -> Box<Answering> {
         }
         match request {
             Request::Ioctl {
-                fh,
                 number,
                 data,
                 out_bytes,
@@ -273,7 +272,7 @@ pub(crate) fn answer_with(server: Arc<Server>) -> Box<Answering> {
                 }
                 let later = later();
                 let reply = move |answer| later.answer(&Reply::of_ioctl(answer, out_bytes));
-                server.ioctl(header, fh, (number, data), reply);
+                server.ioctl(header, (number, data), reply);
                 None
             }
             Request::Fsync { .. } | Request::Fsyncdir { .. } => {

@@ -79,9 +79,8 @@ impl Seen {
     }
 
     fn dir(&mut self, volume: &Volume, dir: Ino, path: &mut Path) -> ramet_fs::Result<()> {
-        let stream = volume.directories().open(dir)?;
         let mut entries: Vec<(Bytes, Attr)> = Vec::new();
-        volume.directories().read_plus(&stream, 0, |entry, attr| {
+        volume.directories().read_plus(dir, 0, |entry, attr| {
             entries.push((entry.name.clone(), *attr));
             true
         })?;

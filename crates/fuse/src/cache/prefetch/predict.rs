@@ -41,7 +41,7 @@ pub(super) const DIRECTORY: u64 = u64::MAX;
 /// Threads that are known to read in order, at most. The id of a thread says its slot.
 const READERS: usize = 64;
 
-/// A listing: the number of an open directory.
+/// A listing: the number of a stream that reads a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Listing(pub(crate) u64);
 
@@ -152,7 +152,7 @@ impl Prediction {
         self.runs.get_mut(at)
     }
 
-    /// Number of the run of an open directory. A listing that begins gets a new run.
+    /// Number of the run of a listing. A listing that begins gets a new run.
     fn run_of(&mut self, listing: Listing, thread: u32) -> u64 {
         let goes_on = |run: &Run| run.listing == listing && run.files.len() < RUN_FILES;
         if let Some(at) = self.runs.iter().rposition(goes_on) {

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::connection::Connection;
 use super::idle_class::ThreadClass;
-use crate::protocol::{Answer, Body, FileHandle, Form, Header, Reply, Request};
+use crate::protocol::{Answer, Body, Form, Header, Reply, Request};
 use crate::server::barrier::Lane;
 use crate::server::dispatch::AfterWriteBack;
 use crate::server::server::Server;
@@ -117,7 +117,6 @@ impl Front {
             }
             match request {
                 Request::Ioctl {
-                    fh,
                     number,
                     data,
                     out_bytes,
@@ -125,7 +124,7 @@ impl Front {
                 } => {
                     let call = (number, data);
                     let at_once = self.server().ioctl_at_once(header, call);
-                    let answer = at_once.unwrap_or_else(|| self.ioctl(header, fh, call));
+                    let answer = at_once.unwrap_or_else(|| self.ioctl(header, call));
                     Reply::of_ioctl(answer, out_bytes)
                 }
                 Request::Fsync { .. } | Request::Fsyncdir { .. } => Reply::from(self.sync(header)),
@@ -145,9 +144,9 @@ impl Front {
         &self.connection.server
     }
 
-    fn ioctl(&self, header: &Header, fh: FileHandle, call: (u32, &[u8])) -> Answer<Vec<u8>> {
+    fn ioctl(&self, header: &Header, call: (u32, &[u8])) -> Answer<Vec<u8>> {
         let work = || {
-            let (stale, data) = self.server().ioctl_untold(header, fh, call)?;
+            let (stale, data) = self.server().ioctl_untold(header, call)?;
             if !stale.is_empty() {
                 self.tell(stale);
             }
