@@ -88,6 +88,8 @@ pub enum Fault {
     LinksSettledTwice,
     /// The background erases a shared inode that names lead to.
     LinkedFileErasedEarly,
+    /// A name of a file is left behind when its clone root is joined to another one.
+    JoinedNameLost,
     /// Notes of links go before all links are counted.
     NotesDroppedEarly,
     /// Files that were unlinked while open stay after a crash.

@@ -170,6 +170,24 @@ impl Fixture {
         removed.unwrap();
     }
 
+    /// Gives a file one more name, and tells how many it has.
+    fn link(&self, file: &str, dir: &str, name: &str) -> u32 {
+        let (file, dir) = (self.find(file), self.find(dir));
+        let linked = self.volume.names().link(file, dir, name.as_bytes());
+        linked.unwrap().nlink
+    }
+
+    fn write(&self, path: &str, content: &str) {
+        let file = self.find(path);
+        let written = self.volume.files().write(file, 0, content.as_bytes(), None);
+        written.unwrap();
+    }
+
+    fn read(&self, path: &str) -> Vec<u8> {
+        let file = self.find(path);
+        self.volume.files().read(file, 0, 100).unwrap().to_vec()
+    }
+
     fn nlink(&self, path: &str) -> u32 {
         let file = self.find(path);
         self.volume.attributes().getattr(file).unwrap().nlink
@@ -570,6 +588,228 @@ fn a_thread_counts_links_by_itself() {
     fixture.expect("c", 1);
 }
 
+/// A volume with `template/a`, its clone `copy`, and beside them `outside` with a file `b`.
+fn with_copy() -> Fixture {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(96 << 20));
+    Volume::format(&device, &FormatOptions::default()).unwrap();
+    let options = manual();
+    let fixture = Fixture {
+        volume: Volume::open(Arc::clone(&device), options.clone()).unwrap(),
+        device,
+        options,
+    };
+    for (name, file) in [("template", "a"), ("outside", "b")] {
+        let dir = fixture.make(ROOT_INO, name, Kind::Directory);
+        fixture.make(dir, file, Kind::Regular);
+        fixture.write(&format!("{name}/{file}"), file);
+    }
+    fixture.clone_to("template", "", "copy");
+    fixture
+}
+
+#[test]
+fn links_cross_clone_roots_in_either_direction() {
+    let mut fixture = with_copy();
+    fixture.clone_to("template", "", "other");
+    let numbers =
+        |fixture: &Fixture| ["copy", "copy/a", "outside/b"].map(|path| fixture.find(path));
+    let before = numbers(&fixture);
+    assert_eq!(fixture.link("copy/a", "outside", "in"), 2);
+    assert_eq!(fixture.link("outside/b", "copy", "out"), 2);
+    assert_eq!(fixture.link("copy/a", "other", "more"), 3);
+    // A move of one name, and an exchange of two.
+    let mv = |from: (&str, &str), to: (&str, &str), mode| {
+        let (from_dir, to_dir) = (fixture.find(from.0), fixture.find(to.0));
+        let (from, to) = ((from_dir, from.1.as_bytes()), (to_dir, to.1.as_bytes()));
+        fixture.volume.names().rename(from, to, mode, None).unwrap();
+    };
+    mv(
+        ("other", "more"),
+        ("template", "more"),
+        RenameMode::NoReplace,
+    );
+    mv(("copy", "out"), ("outside", "in"), RenameMode::Exchange);
+    assert_eq!(fixture.find("copy/out"), before[1]);
+    assert_eq!(fixture.find("outside/in"), before[2]);
+    assert_eq!(numbers(&fixture), before, "numbers stay");
+    fixture.write("template/more", "c");
+    fixture.reopen();
+    assert_eq!(numbers(&fixture), before, "numbers stay with another mount");
+    for path in ["copy/a", "copy/out", "template/more"] {
+        assert_eq!(
+            (fixture.nlink(path), fixture.read(path)),
+            (3, b"c".to_vec()),
+            "{path}"
+        );
+    }
+    assert_eq!(fixture.nlink("outside/in"), 2);
+    assert_eq!(fixture.read("other/a"), b"a");
+    let by_number = fixture.volume.names().lookup_number(before[1]).unwrap();
+    assert_eq!((by_number.ino, by_number.nlink), (before[1], 3));
+}
+
+#[test]
+fn inner_and_outer_clone_roots_are_cloned_after_they_were_joined() {
+    let fixture = with_copy();
+    // The copy has links of its own, which get new numbers when it is joined.
+    for name in ["x", "y", "z"] {
+        fixture.link("copy/a", "copy", name);
+    }
+    let inside = fixture.find("copy/x");
+    assert_eq!(fixture.link("copy/y", "outside", "in"), 5);
+    assert_eq!(fixture.find("copy/z"), inside);
+    fixture.clone_to("copy", "", "inner");
+    fixture.clone_to("outside", "copy", "outer");
+    fixture.clone_to("", "", "all");
+    let all = [
+        "copy/a",
+        "outside/in",
+        "all/copy/a",
+        "all/outside/in",
+        "inner/a",
+        "copy/outer/in",
+    ];
+    assert_eq!(all.map(|path| fixture.nlink(path)), [5, 5, 5, 5, 4, 1]);
+    assert_eq!(fixture.find("all/copy/x"), fixture.find("all/outside/in"));
+    fixture.write("inner/x", "n");
+    fixture.write("all/copy/x", "m");
+    let files = [
+        "copy/z",
+        "outside/in",
+        "inner/z",
+        "all/outside/in",
+        "copy/outer/in",
+    ];
+    let read = files.map(|path| fixture.read(path));
+    assert_eq!(read, [b"a", b"a", b"n", b"m", b"a"]);
+    fixture.settle();
+    assert_eq!(all.map(|path| fixture.nlink(path)), [5, 5, 5, 5, 4, 1]);
+    // A copy of a joined clone root is a clone root, and is joined in turn.
+    assert_eq!(fixture.link("inner/x", "copy", "from inner"), 5);
+    fixture.check();
+}
+
+#[test]
+fn what_moved_out_of_a_joined_clone_root_is_cloned_with_its_new_ancestor() {
+    let fixture = with_copy();
+    let copy = fixture.find("copy");
+    let dir = fixture.make(copy, "dir", Kind::Directory);
+    for name in ["x", "y", "z"] {
+        fixture.link("copy/a", "copy/dir", name);
+    }
+    let outside = fixture.find("outside");
+    let moved = fixture.volume.names().rename(
+        (copy, b"dir"),
+        (outside, b"dir"),
+        RenameMode::NoReplace,
+        None,
+    );
+    moved.unwrap();
+    assert_eq!(fixture.find("outside/dir"), dir);
+    fixture.clone_to("outside", "", "again");
+    assert_eq!(
+        (fixture.nlink("again/dir/x"), fixture.nlink("copy/a")),
+        (3, 4)
+    );
+    fixture.remove("", "copy");
+    assert_eq!(
+        (
+            fixture.nlink("outside/dir/y"),
+            fixture.read("outside/dir/z")
+        ),
+        (3, b"a".to_vec())
+    );
+    fixture.settle();
+    assert_eq!(
+        (fixture.nlink("again/dir/x"), fixture.nlink("outside/dir/x")),
+        (3, 3)
+    );
+}
+
+#[test]
+fn a_clone_root_goes_while_names_of_its_files_live_elsewhere() {
+    for many in [false, true] {
+        let mut fixture = with_copy();
+        let names = if many { &["x", "y", "z"][..] } else { &[] };
+        names.iter().for_each(|name| {
+            fixture.link("copy/a", "copy", name);
+        });
+        fixture.link("copy/a", "outside", "in");
+        fixture.remove("", "copy");
+        fixture.remove("", "template");
+        assert_eq!(
+            (fixture.nlink("outside/in"), fixture.read("outside/in")),
+            (1, b"a".to_vec())
+        );
+        fixture.settle();
+        fixture.reopen();
+        assert_eq!(
+            (fixture.nlink("outside/in"), fixture.read("outside/in")),
+            (1, b"a".to_vec())
+        );
+        let outside = fixture.find("outside");
+        fixture.volume.names().unlink(outside, b"in").unwrap();
+        fixture.volume.forget_all();
+        fixture.volume.sync_all().unwrap();
+        assert_eq!(fixture.keys(b"\x01\0\x05"), 0);
+        assert_eq!(fixture.keys(b"\x02\0\x05"), 0);
+        fixture.check();
+    }
+}
+
+#[test]
+fn a_copy_that_is_not_counted_is_joined() {
+    let fixture = Fixture::with(SOME, manual());
+    fixture.clone_to("top/tree", "", "c");
+    assert_eq!(fixture.keys(NOTES), 1);
+    let c = fixture.find("c");
+    fixture.volume.names().unlink(c, b"4").unwrap();
+    assert_eq!(fixture.link("c/3", "top", "from c"), 2);
+    assert_eq!(fixture.link("top/store/3", "c", "from top"), 3);
+    assert_eq!(fixture.keys(NOTES), 0);
+    assert_eq!(SHARED_IN_C.map(|keys| fixture.keys(keys)), [0, 0]);
+    assert_eq!((fixture.nlink("c/5"), fixture.nlink("c/from top")), (1, 3));
+    fixture.settle();
+    assert_eq!(fixture.read("top/from c"), b"3");
+    assert_eq!(fixture.nlink("top/store/4"), 2);
+}
+
+#[test]
+fn names_are_found_while_their_clone_root_is_joined() {
+    for round in 0..20 {
+        let fixture = with_copy();
+        let names: Vec<String> = (0..40).map(|n| format!("name {n}")).collect();
+        for name in &names {
+            fixture.link("copy/a", "copy", name);
+        }
+        let (copy, ino) = (fixture.find("copy"), fixture.find("copy/a"));
+        fixture.volume.forget_all();
+        std::thread::scope(|scope| {
+            for at in 0..3 {
+                let (fixture, names) = (&fixture, &names);
+                scope.spawn(move || {
+                    for n in 0..200 {
+                        let name = names[(n * 7 + at) % names.len()].as_bytes();
+                        let copy = fixture
+                            .volume
+                            .names()
+                            .lookup(ROOT_INO, b"copy")
+                            .unwrap()
+                            .ino;
+                        let found = fixture.volume.names().lookup(copy, name).unwrap();
+                        assert_eq!(found.ino, ino, "round {round}");
+                        fixture.volume.forget(found.ino, 1);
+                        fixture.volume.forget(copy, 1);
+                    }
+                });
+            }
+            assert_eq!(fixture.link("copy/a", "outside", "in"), 42);
+        });
+        assert_eq!(fixture.find("copy"), copy);
+        fixture.check();
+    }
+}
+
 /// Invariants that are broken after a copy and a removal, with this fault, before and after the counting.
 #[cfg(failpoints)]
 fn found_with(fault: ramet_block::failpoints::Fault) -> [Vec<&'static str>; 2] {
@@ -611,4 +851,14 @@ fn mistakes_of_counting_are_found() {
             "{fault:?}"
         );
     }
+    let fixture = with_copy();
+    fixture.link("copy/a", "copy", "x");
+    ramet_block::failpoints::set(Some(Fault::JoinedNameLost));
+    fixture.link("copy/a", "outside", "in");
+    ramet_block::failpoints::set(None);
+    let found = fixture.volume.controls().check().unwrap();
+    assert!(
+        found.iter().any(|finding| finding.invariant == "F4"),
+        "{found:?}"
+    );
 }

@@ -34,9 +34,6 @@ struct Node {
     target: Vec<u8>,
     xattrs: BTreeMap<Name, Vec<u8>>,
     children: BTreeMap<Name, Id>,
-    clone_root: bool,
-    /// Of a file that had two names: the clone root that both are in.
-    linked_in: Option<Id>,
     ino: Option<Ino>,
 }
 
@@ -49,8 +46,6 @@ impl Node {
             target: Vec::new(),
             xattrs: BTreeMap::new(),
             children: BTreeMap::new(),
-            clone_root: false,
-            linked_in: None,
             ino: None,
         }
     }
@@ -72,7 +67,6 @@ impl Model {
     fn new() -> Self {
         let mut root = Node::new(Kind::Directory);
         root.perm = 0o755;
-        root.clone_root = true;
         root.ino = Some(ROOT_INO);
         Self {
             nodes: HashMap::from([(0, root)]),
@@ -103,18 +97,6 @@ impl Model {
         found
     }
 
-    fn clone_root(&self, dir: &Dir) -> Id {
-        let mut root = 0;
-        let mut at = 0;
-        for name in &dir.0 {
-            at = self.nodes[&at].children[name];
-            if self.nodes[&at].clone_root {
-                root = at;
-            }
-        }
-        root
-    }
-
     fn names(&self, id: Id) -> u32 {
         let dirs = self.dirs();
         let count = |dir: &Id| {
@@ -135,35 +117,17 @@ impl Model {
                 .any(|child| self.nodes[child].is_dir() && self.is_below(id, *child))
     }
 
-    /// Whether a link whose shared inode lies above is below this directory.
-    fn has_links_below(&self, dir: Id) -> bool {
-        let node = &self.nodes[&dir];
-        !node.clone_root
-            && node.children.values().any(|child| {
-                let child_node = &self.nodes[child];
-                child_node.linked_in.is_some()
-                    || (child_node.is_dir() && self.has_links_below(*child))
-            })
-    }
-
-    fn deep_copy(&mut self, id: Id, root: Option<Id>, copied: &mut HashMap<Id, Id>) -> Id {
+    fn deep_copy(&mut self, id: Id, copied: &mut HashMap<Id, Id>) -> Id {
         if let Some(copy) = copied.get(&id) {
             return *copy;
         }
         let mut node = self.nodes[&id].clone();
         node.ino = None;
         let children = std::mem::take(&mut node.children);
-        let is_top = root.is_none();
-        node.clone_root = node.is_dir() && (node.clone_root || is_top);
-        let is_root = node.clone_root;
-        if node.linked_in.is_some() {
-            node.linked_in = root;
-        }
         let copy = self.add(node);
         copied.insert(id, copy);
-        let root = if is_root { Some(copy) } else { root };
         for (name, child) in children {
-            let child = self.deep_copy(child, root, copied);
+            let child = self.deep_copy(child, copied);
             self.nodes
                 .get_mut(&copy)
                 .unwrap()
@@ -207,7 +171,6 @@ fn class(error: &Error) -> &'static str {
         Error::IsDirectory => "EISDIR",
         Error::NotEmpty => "ENOTEMPTY",
         Error::SameFile | Error::Invalid(_) => "EINVAL",
-        Error::CrossRoot => "EXDEV",
         Error::NotPermitted => "EPERM",
         other => panic!("{other}"),
     }
@@ -549,18 +512,14 @@ impl Run {
         let got = self.volume.names().link(ino, parent, &name);
         self.remembered
             .extend(got.as_ref().ok().map(|attr| attr.ino));
-        let root = self.model.clone_root(&dir);
         let want = if self.model.nodes[&id].is_dir() {
             Err("EPERM")
         } else if existing.is_some() {
             Err("EEXIST")
-        } else if self.model.clone_root(&from_dir) != root {
-            Err("EXDEV")
         } else {
             Ok(())
         };
         if self.compare("link", want, got.map(|_| ())) {
-            self.model.nodes.get_mut(&id).unwrap().linked_in = Some(root);
             self.model
                 .nodes
                 .get_mut(&dir.1)
@@ -643,7 +602,6 @@ impl Run {
                 _ => {}
             }
         }
-        let crosses = model.clone_root(from_dir) != model.clone_root(to_dir);
         let mut moves = vec![(source, to_dir)];
         if mode == RenameMode::Exchange {
             moves.push((target.unwrap(), from_dir));
@@ -651,14 +609,6 @@ impl Run {
         for (id, dir) in &moves {
             if model.nodes[id].is_dir() && model.is_below(dir.1, *id) {
                 return Err("EINVAL");
-            }
-        }
-        for (id, _) in moves {
-            if crosses
-                && (model.nodes[&id].linked_in.is_some()
-                    || (model.nodes[&id].is_dir() && model.has_links_below(id)))
-            {
-                return Err("EXDEV");
             }
         }
         Ok(())
@@ -700,10 +650,7 @@ impl Run {
         if !self.compare("clone", want, got.map(|_| ())) {
             return;
         }
-        let copy = self.model.deep_copy(source, None, &mut HashMap::new());
-        if !is_dir {
-            self.model.nodes.get_mut(&copy).unwrap().linked_in = None;
-        }
+        let copy = self.model.deep_copy(source, &mut HashMap::new());
         self.model
             .nodes
             .get_mut(&to_dir.1)

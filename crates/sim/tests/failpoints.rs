@@ -40,7 +40,7 @@ enum Search {
 use Search::{Batches, Damage, Failures, Files, Kills, Recoveries, Steps};
 
 /// Each fault with the simulation that is to find it.
-const FAULTS: [(Fault, Search); 47] = [
+const FAULTS: [(Fault, Search); 48] = [
     (Fault::NodesUnsynced, Batches),
     (Fault::SuperblockUnsynced, Batches),
     (Fault::JournalUnsynced, Batches),
@@ -78,6 +78,7 @@ const FAULTS: [(Fault, Search); 47] = [
     (Fault::LinksSettledTwice, Files),
     (Fault::LinkedFileErasedEarly, Files),
     (Fault::NotesDroppedEarly, Files),
+    (Fault::JoinedNameLost, Files),
     (Fault::OrphanKept, Files),
     (Fault::DeletedNameNotFreed, Files),
     (Fault::NumbersNotReserved, Files),

@@ -171,8 +171,9 @@ pub(crate) struct Inode {
     pub(crate) state: RwLock<Record>,
     /// Changes with `state` held for writing or the topology held for writing.
     pub(crate) location: RwLock<Location>,
-    /// The inode is a clone root: shared inodes are in its hidden range.
-    pub(crate) clone_root: bool,
+    /// The inode is a clone root: shared inodes are in its hidden range. Changes once, with the
+    /// links and the topology held for writing.
+    is_clone_root: AtomicBool,
     /// Of a clone root: whether there may be link entries below it, once the tree was asked.
     /// Changes with the links held.
     pub(crate) has_links: Mutex<Option<bool>>,
@@ -206,7 +207,7 @@ impl Inode {
             kind,
             names: RwLock::new(()),
             count: Mutex::new(None),
-            clone_root: record.has(FLAG_CLONE_ROOT),
+            is_clone_root: AtomicBool::new(record.has(FLAG_CLONE_ROOT)),
             has_links: Mutex::new(None),
             notes: Mutex::new(None),
             state: RwLock::new(record),
@@ -228,6 +229,16 @@ impl Inode {
 
     pub(crate) fn is_dir(&self) -> bool {
         self.kind == Kind::Directory
+    }
+
+    /// Whether it is a clone root.
+    pub(crate) fn is_clone_root(&self) -> bool {
+        self.is_clone_root.load(Ordering::Relaxed)
+    }
+
+    /// The directory was a clone root, and is none any more.
+    pub(crate) fn is_plain(&self) {
+        self.is_clone_root.store(false, Ordering::Relaxed);
     }
 
     /// Locks the entries of a directory for a change. The counts are unknown afterwards, unless the

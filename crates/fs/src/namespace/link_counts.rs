@@ -78,7 +78,7 @@ fn known_notes(namespace: &Namespace, root: &Arc<Inode>) -> Result<Option<Arc<No
 /// Those of the tree.
 pub(crate) fn may_hide_shared(namespace: &Namespace, dir: &Arc<Inode>) -> Result<bool> {
     let may_have_notes = namespace.unsettled.may_have_notes();
-    Ok(may_have_notes && dir.clone_root && last_note(namespace, dir)? > 0)
+    Ok(may_have_notes && dir.is_clone_root() && last_note(namespace, dir)? > 0)
 }
 
 fn live_root(namespace: &Namespace, root: &Arc<Inode>) -> Result<Option<(Bytes, Snapshot)>> {

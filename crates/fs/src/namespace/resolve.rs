@@ -224,6 +224,7 @@ impl Namespace {
                 root_path,
                 snapshot: self.tree.snapshot(),
                 seen,
+                generation: topology.generation,
             })
         };
         view().map_err(gone_is_not_found)
@@ -243,6 +244,23 @@ impl Namespace {
             Entry::Link(link_entry) => link_entry,
             Entry::Deleted(_) => return Err(Error::NotFound),
         };
+        match self.resolve_link(view, dir, link_entry) {
+            // The clone root may have been joined to another one, which moves its shared inodes.
+            Err(Error::Stale | Error::Corrupt { .. })
+                if self.topology.read().generation != view.generation =>
+            {
+                self.find(dir, name)?.ok_or(Error::NotFound)
+            }
+            resolved => resolved,
+        }
+    }
+
+    fn resolve_link(
+        &self,
+        view: &View,
+        dir: &Arc<Inode>,
+        link_entry: LinkEntry,
+    ) -> Result<Arc<Inode>> {
         let ino = self.link_ino(view, &link_entry)?;
         let known = match self.table.get(ino) {
             Some(known) => known,
@@ -510,4 +528,6 @@ pub(crate) struct View {
     pub(crate) snapshot: Snapshot,
     /// Evictions of the table before the snapshot was taken.
     pub(crate) seen: u64,
+    /// Generation of the topology.
+    generation: u64,
 }

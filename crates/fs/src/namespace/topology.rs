@@ -159,7 +159,7 @@ impl Topology {
     /// one above.
     pub(crate) fn clone_root(&self, dir: &Arc<Inode>) -> Result<Arc<Inode>> {
         let mut at = Arc::clone(dir);
-        while !at.clone_root {
+        while !at.is_clone_root() {
             let parent = match &*at.location.read() {
                 Location::Child { parent, .. } => Arc::clone(parent),
                 Location::Root => break,

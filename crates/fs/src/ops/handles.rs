@@ -85,7 +85,7 @@ impl Names {
         let view = self.namespace.view(dir)?;
         if let Some(link) = slot.link() {
             let key = keys::shared_record(&keys::shared_inode(&view.dir.path, link));
-            if !dir.clone_root || view.snapshot.get(&key)?.is_none() {
+            if !dir.is_clone_root() || view.snapshot.get(&key)?.is_none() {
                 return Err(Error::Stale);
             }
             return self.namespace.shared_inode(&view, link, dir);

@@ -68,7 +68,7 @@ impl LinksBelow {
     /// The link entries below a directory that is no clone root itself, if there are any. `links`
     /// is held for writing, so they stay.
     pub(crate) fn find(namespace: &Namespace, dir: &Arc<Inode>) -> Result<Option<Self>> {
-        if !dir.is_dir() || dir.clone_root || !may_have_links(namespace, dir)? {
+        if !dir.is_dir() || dir.is_clone_root() || !may_have_links(namespace, dir)? {
             return Ok(None);
         }
         let view = namespace.view(dir)?;
@@ -186,7 +186,7 @@ pub(crate) fn prepare_links(
     dir: &Arc<Inode>,
     is_cloned: bool,
 ) -> Result<()> {
-    if !dir.is_dir() || dir.clone_root {
+    if !dir.is_dir() || dir.is_clone_root() {
         return Ok(());
     }
     let view = namespace.view(dir)?;
@@ -209,7 +209,7 @@ pub(crate) fn prepare_links(
 /// Whether names of hard links whose shared inodes lie above are below this directory. `links` is
 /// held for writing.
 pub(crate) fn has_links_below(namespace: &Namespace, dir: &Arc<Inode>) -> Result<bool> {
-    if !dir.is_dir() || dir.clone_root || !may_have_links(namespace, dir)? {
+    if !dir.is_dir() || dir.is_clone_root() || !may_have_links(namespace, dir)? {
         return Ok(false);
     }
     let view = namespace.view(dir)?;

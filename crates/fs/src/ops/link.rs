@@ -2,8 +2,8 @@
 //!
 //! The second name of a file moves its record and contents to a *shared inode* in the hidden range
 //! of the enclosing clone root, and each name becomes a link entry. So a clone of the root, which
-//! copies that range, copies the link structure with it, and no name of another clone root can lead
-//! to the shared inode. A shared inode stays one when one name is left.
+//! copies that range, copies the link structure with it. A link between two clone roots joins them
+//! first (`join.rs`). A shared inode stays one when one name is left.
 
 use std::sync::Arc;
 
@@ -118,7 +118,14 @@ impl Names {
             };
             if unchanged {
                 let at = At { dir: &dir, name };
-                let slot = self.link_locked(&inode, first.as_ref(), at, new_link)?;
+                let slot = match self.link_locked(&inode, first.as_ref(), at, new_link) {
+                    Err(Error::CrossRoot) => {
+                        drop(names);
+                        self.join(&home_of(&inode)?, &dir)?;
+                        continue;
+                    }
+                    slot => slot?,
+                };
                 self.namespace.table.remember(&inode);
                 drop(names);
                 self.namespace.took_slot(&dir, slot);
@@ -207,6 +214,20 @@ fn first_name(inode: &Inode) -> Result<Option<First>> {
     match &*inode.location.read() {
         Location::Child { parent, name } => Ok(Some((Arc::clone(parent), name.clone()))),
         Location::Shared { .. } => Ok(None),
+        Location::Root | Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => {
+            Err(Error::NotFound)
+        }
+    }
+}
+
+/// A directory of the clone root that an inode with a name belongs to.
+///
+/// # Errors
+/// `NotFound` when the inode has no name.
+fn home_of(inode: &Inode) -> Result<Arc<Inode>> {
+    match &*inode.location.read() {
+        Location::Child { parent, .. } => Ok(Arc::clone(parent)),
+        Location::Shared { root, .. } => Ok(Arc::clone(root)),
         Location::Root | Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => {
             Err(Error::NotFound)
         }

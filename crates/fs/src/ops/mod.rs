@@ -18,6 +18,7 @@ pub(crate) mod holes;
 pub(crate) mod import;
 pub(crate) mod import_blocks;
 pub(crate) mod import_stage;
+mod join;
 pub(crate) mod link;
 pub(crate) mod names;
 pub(crate) mod readdir;

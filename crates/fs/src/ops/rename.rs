@@ -2,8 +2,8 @@
 //!
 //! A file moves its few blocks as values, or its range. A directory moves its two ranges, however
 //! much they hold. Below a directory nothing else changes: its number is pinned in the new parent,
-//! and the numbers below follow from it. Only link entries are tied to their clone root: a
-//! directory with link entries below moves within that root, and not to another one.
+//! and the numbers below follow from it. Only link entries are tied to their clone root: before
+//! some move to another one, the two are joined (`join.rs`).
 
 use std::sync::Arc;
 
@@ -100,10 +100,15 @@ impl Names {
             name: to.1,
         };
         let names = Move { from, to };
-        let moved = self.namespace.until_applied(|round| {
-            let (moved, seq) = self.rename_now(names, mode, whiteout, round)?;
-            Ok((moved, seq))
-        })?;
+        let moved = loop {
+            let moved = self
+                .namespace
+                .until_applied(|round| self.rename_now(names, mode, whiteout, round));
+            match moved {
+                Err(Error::CrossRoot) => self.join(&from_dir, &to_dir)?,
+                moved => break moved?,
+            }
+        };
         for gone in moved.gone.into_iter().flatten() {
             self.numbers.note_gone(gone);
         }
