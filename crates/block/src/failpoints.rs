@@ -106,6 +106,12 @@ pub enum Fault {
     HeldBlockFreed,
     /// Names and records of one change are two batches.
     ChangeTorn,
+    /// A snapshot gets the contents of files by a batch of its own.
+    SnapshotTorn,
+    /// The next snapshot gets the id of the last one.
+    SnapshotIdGivenAgain,
+    /// A snapshot that is removed leaves its contents of files behind.
+    SnapshotContentsKept,
 }
 
 /// Kills this process as `kill -9` does, if the variable `RAMET_DIES_AT` of its environment names

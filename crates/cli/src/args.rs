@@ -104,6 +104,11 @@ pub enum Verb {
     /// The counters tell of space, nodes, journal, cache and requests of the kernel. A volume that
     /// is not mounted is shown as the next mount would find it.
     Stat(Stat),
+    /// Make, list and remove snapshots of the whole volume
+    ///
+    /// A snapshot holds all files of the volume as of one moment, and never changes. It takes no
+    /// time, and space only for later changes. `mount -o ro,snapshot=NAME` shows one.
+    Snapshot(Snapshot),
     /// Compare two directory trees of a mount
     ///
     /// The comparison takes time for the differences, not for the size of the trees. Each line
@@ -190,7 +195,7 @@ fn metadata_copies(text: &str) -> Result<MetadataCopies, String> {
 pub struct Mount {
     /// Mount options, comma separated; ramet-mount(1) explains them: ro, nosuid, nodev, noexec,
     /// relatime, strictatime, noatime, nodiratime, sync, dirsync, allow_other, compression=CODEC,
-    /// recovery, io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT, memory=N, log=FILE
+    /// recovery, snapshot=NAME, io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT, memory=N, log=FILE
     #[arg(short = 'o', value_name = "OPTS")]
     pub options: Vec<String>,
     /// Stay in the foreground and serve until the volume is unmounted
@@ -367,6 +372,65 @@ pub struct Stat {
     /// A directory on a Ramet mount, or an unmounted volume. Default: the mount point of `ramet init`
     #[arg(default_value_os_t = home::dir(), hide_default_value = true)]
     pub target: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Snapshot {
+    #[command(subcommand)]
+    pub verb: SnapshotVerb,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SnapshotVerb {
+    /// Make a snapshot
+    Create(SnapshotName),
+    /// Tell the snapshots, the oldest first
+    ///
+    /// Each line has the time, the space that only this snapshot uses, its maker and its name. That
+    /// space comes back when the snapshot is removed and the others are not.
+    List(SnapshotList),
+    /// Remove a snapshot
+    ///
+    /// Its space comes back in the background.
+    Rm(SnapshotName),
+    /// Tell or set the policy by which the daemon makes snapshots, and removes those that it made
+    ///
+    /// POLICY tells how many are kept: hourly=24,daily=7,weekly=4,monthly=12, or some of them; none
+    /// makes no more. Hours, days, weeks and months of 30 days are those of UTC.
+    Policy(SnapshotPolicy),
+}
+
+#[derive(Debug, Args)]
+pub struct SnapshotName {
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// A directory on the mount (without it the current one), and the name of the snapshot
+    #[arg(value_names = ["DIR", "NAME"], num_args = 1..=2, required = true)]
+    pub words: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct SnapshotList {
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Leave out the space of each, which takes a checkpoint and a look at many nodes
+    #[arg(long, short)]
+    pub quick: bool,
+    /// A directory on the mount
+    #[arg(default_value = ".")]
+    pub dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct SnapshotPolicy {
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// A directory on the mount (without it the current one), and the policy to set
+    #[arg(value_names = ["DIR", "POLICY"], num_args = 0..=2)]
+    pub words: Vec<String>,
 }
 
 #[derive(Debug, Args)]

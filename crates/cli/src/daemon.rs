@@ -21,7 +21,7 @@ use crate::failure::{Failure, Outcome, reason, status};
 use crate::log::Log;
 use crate::refusal::refusal;
 use crate::watcher::Watcher;
-use crate::{host, inherited, output, owner, pressure};
+use crate::{host, inherited, output, owner, policy, pressure};
 
 /// The line on standard output that the daemon writes when the mount is usable.
 pub const READY: &str = "ready";
@@ -33,6 +33,8 @@ pub struct Plan {
     pub volume: PathBuf,
     pub dir: PathBuf,
     pub options: MountOptions,
+    /// The snapshot that is shown in place of the volume of today.
+    pub snapshot: Option<String>,
     pub budget: Arc<Budget>,
 }
 
@@ -118,6 +120,7 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
         budget: Some(Arc::clone(&plan.budget)),
         read_only: plan.options.read_only,
         accept_loss: plan.options.recovery,
+        snapshot: plan.snapshot.clone(),
         compression: plan.options.compression,
         access_time: plan.options.access_time,
         dir_access_time: if plan.options.dir_access_time {
@@ -153,6 +156,10 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
         }
     };
     pressure::watch(&volume);
+    if !plan.options.read_only {
+        let started = policy::follow(&volume);
+        started.map_err(|e| Failure::new(format!("cannot start a thread: {}", reason(&e))))?;
+    }
     let unmounter = mounted.unmounter();
     let parts = (unmounter.clone(), volume.clone());
     spawn_signal_thread(signals, parts, plan.dir.clone())?;
@@ -185,7 +192,11 @@ fn open_volume(
     options: OpenOptions,
     note: &mut dyn FnMut(&str),
 ) -> Outcome<Arc<Volume>> {
+    let snapshot = options.snapshot.clone();
     let volume = Volume::open(device, options).map_err(|e| {
+        if let (Some(name), ramet_fs::Error::NotFound) = (&snapshot, &e) {
+            return Failure::at(path, format!("there is no snapshot {name:?}"));
+        }
         let way = if is_of_journal(&e) {
             "; 'ramet fsck --repair' returns to the state before it, and the mount options \
              ro,recovery show that state"

@@ -26,6 +26,7 @@ mod mounts;
 mod names;
 mod output;
 mod owner;
+mod policy;
 mod pressure;
 mod progress;
 mod refusal;
@@ -33,6 +34,7 @@ mod rename;
 mod resolve;
 mod scrub;
 mod size;
+mod snapshot;
 mod stat;
 mod umount;
 mod watcher;
@@ -102,6 +104,7 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Scrub(args) => return scrub::run(&args).map_err(Failure::of_check),
         Verb::Grow(args) => grow::run(&args)?,
         Verb::Stat(args) => stat::run(&args)?,
+        Verb::Snapshot(args) => snapshot::run(&args)?,
         Verb::Diff(args) => return diff::run(&args),
         Verb::Du(args) => du::run(&args)?,
         Verb::Import(args) => return import::run(&args),

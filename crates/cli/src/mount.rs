@@ -50,7 +50,7 @@ pub fn check(args: &Mount) -> Outcome {
 pub fn is_own(option: &str) -> bool {
     matches!(
         option.split_once('='),
-        Some(("memory" | "cache_size" | "log", _))
+        Some(("memory" | "cache_size" | "log" | "snapshot", _))
     )
 }
 
@@ -59,6 +59,7 @@ struct Options {
     mount: MountOptions,
     memory: Option<Size>,
     log: Option<PathBuf>,
+    snapshot: Option<String>,
 }
 
 impl Options {
@@ -67,6 +68,7 @@ impl Options {
             mount: MountOptions::new(fsname),
             memory: None,
             log: None,
+            snapshot: None,
         };
         for option in args.options.iter().flat_map(|list| options_in(list)) {
             match option.trim().split_once('=') {
@@ -74,6 +76,7 @@ impl Options {
                     options.memory = Some(size.parse().map_err(Failure::new_from)?);
                 }
                 Some(("log", file)) => options.log = Some(file.into()),
+                Some(("snapshot", name)) => options.snapshot = Some(name.to_owned()),
                 _ => options.mount.add(option).map_err(Failure::new_from)?,
             }
         }
@@ -103,11 +106,17 @@ fn plan(args: &Mount) -> Outcome<(daemon::Plan, Option<PathBuf>)> {
             "option 'recovery' goes with 'ro': 'ramet fsck --repair' makes a state writable again",
         ));
     }
+    if options.snapshot.is_some() && !options.mount.read_only {
+        return Err(Failure::new(
+            "option 'snapshot' goes with 'ro': nothing changes a snapshot",
+        ));
+    }
     let plan = daemon::Plan {
         budget: budget(options.memory),
         volume,
         dir,
         options: options.mount,
+        snapshot: options.snapshot,
     };
     Ok((plan, options.log))
 }

@@ -304,6 +304,10 @@ fn every_option_of_the_table_mounts_or_says_why_not() {
         fs::set_permissions(path, PermissionsExt::from_mode(0o666)).expect("ours");
     }
     let ramet = text(&machine.bed.path().join("ramet"));
+    // The table has an option that shows it.
+    machine.ok(&ramet, &["mount", &text(&volume), &text(&dir)]);
+    machine.ok(&ramet, &["snapshot", "create", &text(&dir), "one"]);
+    machine.ok(&ramet, &["umount", &text(&dir)]);
     let table = table_of_options();
     assert!(table.len() > 80, "{}", table.len());
     for user in [None, Some(USER)] {
@@ -319,13 +323,14 @@ fn every_option_of_the_table_mounts_or_says_why_not() {
                 Some((name, "FILE")) => format!("{name}={}", text(&log)),
                 Some((name, "LABEL")) => format!("{name}=\"system_u:object_r:tmp_t:s0:c1,c2\""),
                 Some((name, "N")) => format!("{name}=3"),
+                Some((name, "NAME")) if name == "snapshot" => format!("{name}=one"),
                 _ => name.clone(),
             };
-            let options = if option == "recovery" {
-                "ro,recovery"
-            } else {
-                &option
+            let option = match &option[..] {
+                "recovery" | "snapshot=one" => format!("ro,{option}"),
+                _ => option,
             };
+            let options = &option[..];
             let args = ["mount", &text(&volume), &text(&dir), "-o", options];
             let out = machine.run_as(user, &ramet, &args);
             let said = String::from_utf8_lossy(&out.stderr).into_owned();

@@ -60,6 +60,9 @@ pub enum Error {
     /// No data, or no hole, from this offset on.
     #[error("no data beyond this offset")]
     NoMoreData,
+    /// The object is in use.
+    #[error("in use")]
+    Busy,
     /// The object has as many names as it can count.
     #[error("too many links")]
     TooManyLinks,

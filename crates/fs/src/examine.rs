@@ -14,6 +14,7 @@ use ramet_block::{Budget, Device, SuperblockError};
 
 use crate::error::{Error, Result};
 use crate::options::OpenOptions;
+use crate::tools::scrub::damaged;
 use crate::volume::Volume;
 
 /// How a volume is examined.
@@ -118,8 +119,9 @@ fn rebuild(
     progress: &mut dyn FnMut(ExaminationStep, u64, u64),
 ) -> Result<Vec<String>> {
     let mut tell = |done, total| progress(ExaminationStep::Searching, done, total);
-    let (lost, notes) = Volume::rebuild(device, budget, &mut tell)?;
-    let lost = lost.into_iter().map(|damaged| {
+    let rebuilt = ramet_betree::rebuild(device, budget, &mut tell)?;
+    let (lost, notes) = (rebuilt.lost.into_iter().map(damaged), rebuilt.notes);
+    let lost = lost.map(|damaged| {
         let location = damaged.location.as_deref().unwrap_or("no file");
         format!("lost: {} ({location})", damaged.detail)
     });

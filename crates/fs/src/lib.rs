@@ -1,7 +1,7 @@
 //! The file system of a Ramet volume: paths, inodes, data and clones on the tree.
 //!
 //! A [`Volume`] hands out the components that do the work: [`Names`], [`Directories`], [`Files`],
-//! [`Attributes`], [`Trees`] and [`Controls`]. They offer the operations of FUSE, by inode number,
+//! [`Attributes`], [`Trees`], [`Snapshots`] and [`Controls`]. They offer the operations of FUSE, by inode number,
 //! and clones. All keys are in one key space (`format/keys.rs`, `format/record.rs`), and every
 //! operation is one batch of the tree. `docs/fs.md` has the semantics.
 //!
@@ -10,7 +10,8 @@
 //! Locks are taken in this order, each kind in the order of inode numbers. No lock is taken before
 //! one that is already held:
 //!
-//! 1. the comparison and the scrub that are under way ([`ControlState`]);
+//! 1. the comparison and the scrub that are under way ([`ControlState`]); the registry of snapshots,
+//!    then the views of them: held over batches, may wait for the device;
 //! 2. `Inode::names` of directories: their entries. Held over the check whether a name exists and
 //!    the change that follows; may wait for the device;
 //! 3. `Namespace::links`: the names of hard links; may wait for the device;
@@ -61,6 +62,7 @@ pub use format::import::{
 pub use format::ino::{Ino, ROOT_INO};
 pub use format::name::NAME_BYTES_MAX;
 pub use format::record::{Kind, Time};
+pub use format::snapshot::{MadeBy, Period, Policy, PolicyError};
 pub use namespace::attr::Attr;
 pub use ops::access::{Caller, Capabilities, Credentials, NOBODY, Writer};
 pub use ops::attr::{Attributes, SetAttr, SetTime};
@@ -74,6 +76,7 @@ pub use ops::import_stage::ImportCounts;
 pub use ops::names::Names;
 pub use ops::readdir::{DirEntry, Directories};
 pub use ops::rename::RenameMode;
+pub use ops::snapshots::{SnapshotEntry, Snapshots};
 pub use ops::trees::{Invalidation, Trees};
 pub use ops::xattr::{SetXattr, XATTR_BYTES_MAX};
 pub use options::{
@@ -84,4 +87,5 @@ pub use tools::controls::{ControlState, Controls};
 pub use tools::diff::{Change, Difference};
 pub use tools::mkfs::UnfinishedVolume;
 pub use tools::scrub::{Damaged, ScrubPage};
-pub use volume::Volume;
+pub use tools::snapshot_calls::{SnapshotReply, SnapshotRequest, ToldSnapshot, answer_snapshots};
+pub use volume::{Volume, view};

@@ -53,6 +53,9 @@ pub struct OpenOptions {
     /// Open the volume also when the journal has lost acknowledged changes: in the state before the
     /// first of them. [`crate::Volume::loss`] says so.
     pub accept_loss: bool,
+    /// Show the snapshot of this name in place of the volume of today. The volume is opened for
+    /// reading only then.
+    pub snapshot: Option<String>,
     /// Compression of blocks written while the volume is open; `None` takes the volume's.
     pub compression: Option<Codec>,
     /// How reading files and symbolic links changes access times.
@@ -108,6 +111,10 @@ pub struct VolumeStats {
     /// Hard links that are counted in the background.
     #[serde(flatten)]
     pub links: LinkStats,
+    /// Snapshots.
+    pub snapshots: u64,
+    /// An estimate of the names, attributes and contents in all snapshots, each counted in full.
+    pub snapshots_logical_bytes: u64,
     /// Inodes in memory.
     pub inodes_in_memory: u64,
     /// Compact inodes among them.

@@ -1,7 +1,7 @@
 //! The volume: its components, and how it is made, opened, synced and closed.
 //!
-//! [`Volume`] hands out the upper seven components. They have no state of their own and call the
-//! lower ones, which have the state and the locks.
+//! [`Volume`] hands out the upper eight components. They have no state of their own but for that of
+//! snapshots, and call the lower ones, which have the state and the locks.
 //!
 //! | component | does | calls |
 //! | --- | --- | --- |
@@ -11,6 +11,7 @@
 //! | [`Attributes`] | attributes, extended attributes | namespace, times |
 //! | [`Trees`] | clone and remove whole trees | namespace, numbers, times, deletes |
 //! | [`Imports`] | trees that come in as streams | namespace, numbers, times, deletes |
+//! | [`Snapshots`] | the whole volume as it was | namespace, numbers, times |
 //! | [`Controls`] | compare, measure, scrub, check | namespace |
 //!
 //! | component | state | calls |
@@ -22,11 +23,11 @@
 
 use std::sync::Arc;
 
-use ramet_betree::{Span, Tree};
+use ramet_betree::{Span, Tree, window};
+use ramet_block::Device;
 use ramet_block::failpoints::{self, Fault};
-use ramet_block::{Budget, Device};
 
-use crate::clock::SystemClock;
+use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
 use crate::format::ino::{Ino, ROOT_INO};
 use crate::format::keys;
@@ -44,12 +45,12 @@ use crate::ops::names::Names;
 use crate::ops::readdir::Directories;
 use crate::ops::settle::Settling;
 use crate::ops::settle_thread::SettleThread;
+use crate::ops::snapshots::{Snapshots, Viewed};
 use crate::ops::times::Times;
 use crate::ops::trees::Trees;
-use crate::options::{FormatOptions, MemoryStats, OpenOptions, VolumeStats};
+use crate::options::{AccessTime, FormatOptions, MemoryStats, OpenOptions, VolumeStats};
 use crate::tools::controls::Controls;
 use crate::tools::mkfs::{UnfinishedVolume, VERSION};
-use crate::tools::scrub::{Damaged, damaged};
 
 /// Estimate of the space of an inode in the index of metadata: its record and its name, in a
 /// directory below others.
@@ -66,10 +67,25 @@ pub struct Volume {
     attributes: Attributes,
     trees: Trees,
     imports: Imports,
+    snapshots: Snapshots,
     controls: Controls,
     settling: Arc<Settling>,
     settle_thread: SettleThread,
     is_read_only: bool,
+    /// Of a view of a snapshot: keeps that from being removed.
+    _viewed: Option<Viewed>,
+}
+
+/// The options of an open volume that concern its files.
+#[derive(Clone)]
+struct FileOptions {
+    clock: Arc<dyn Clock>,
+    access_time: AccessTime,
+    dir_access_time: AccessTime,
+    links_at_once: usize,
+    read_only: bool,
+    /// Links are counted by a thread.
+    settles: bool,
 }
 
 /// The state of a volume outside of its files, as the tree stores it.
@@ -115,22 +131,6 @@ impl Stored {
 }
 
 impl Volume {
-    /// Makes the tables of the volume on `device` anew from the nodes that lie there. Returns the
-    /// nodes that are lost, with the files that they belong to, and further notes. See
-    /// [`ramet_betree::rebuild`].
-    ///
-    /// # Errors
-    /// Those of [`ramet_betree::rebuild`].
-    pub fn rebuild(
-        device: &Arc<dyn Device>,
-        budget: &Budget,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(Vec<Damaged>, Vec<String>)> {
-        let rebuilt = ramet_betree::rebuild(device, budget, progress)?;
-        let lost = rebuilt.lost.into_iter().map(damaged).collect();
-        Ok((lost, rebuilt.notes))
-    }
-
     /// Makes an empty volume on `device`, durable on return. Everything that the device held is
     /// lost.
     ///
@@ -156,33 +156,21 @@ impl Volume {
             sync_each: options.sync_each,
         };
         let tree = Arc::new(Tree::open(device, tree_options)?);
-        let stored = Stored::read(&tree)?;
-        let clock = options.clock.unwrap_or_else(|| Arc::new(SystemClock));
-        let times = Times::new(clock, options.access_time, options.dir_access_time);
-        let links_at_once = options.links_at_once.unwrap_or(AT_ONCE);
-        let namespace = Namespace::new(tree, stored.root, stored.counters, links_at_once)?;
-        let numbers = Arc::clone(&namespace.numbers);
-        let deletes = DeferredDeletes::new(&namespace, options.read_only);
-        let settling = Settling::new(&namespace, &times, &deletes, options.read_only);
-        let settles = !options.read_only && !options.manual;
-        if !options.read_only && !failpoints::is_on(Fault::OrphanKept) {
-            deletes.erase_orphans()?;
-        }
-        let volume = Self {
-            settle_thread: SettleThread::start(&namespace, &settling, settles)?,
-            names: Names::new(&namespace, &numbers, &times, &deletes),
-            directories: Directories::new(&namespace, &times, &deletes),
-            files: Files::new(&namespace, &times, &deletes),
-            attributes: Attributes::new(&namespace, &times),
-            trees: Trees::new(&namespace, &numbers, &times, &deletes),
-            imports: Imports::new(&namespace, &numbers, &times, &deletes),
-            controls: Controls::new(&namespace, &settling),
-            namespace,
-            numbers,
-            deletes,
-            settling,
-            is_read_only: options.read_only,
+        let files = FileOptions {
+            clock: options.clock.unwrap_or_else(|| Arc::new(SystemClock)),
+            access_time: options.access_time,
+            dir_access_time: options.dir_access_time,
+            links_at_once: options.links_at_once.unwrap_or(AT_ONCE),
+            read_only: options.read_only,
+            settles: !options.read_only && !options.manual,
         };
+        let volume = volume_in(tree, files)?;
+        if let Some(name) = &options.snapshot {
+            if !options.read_only {
+                return Err(Error::Tree(ramet_betree::Error::ReadOnly));
+            }
+            return view(&volume, name);
+        }
         Ok(Arc::new(volume))
     }
 
@@ -220,6 +208,12 @@ impl Volume {
     #[must_use]
     pub fn imports(&self) -> &Imports {
         &self.imports
+    }
+
+    /// Snapshots of the whole volume.
+    #[must_use]
+    pub fn snapshots(&self) -> &Snapshots {
+        &self.snapshots
     }
 
     /// Tools: compare, measure, scrub, check.
@@ -378,6 +372,8 @@ impl Volume {
             label: tree.label.as_str().to_owned(),
             memory: MemoryStats::from(&**self.namespace.tree.budget()),
             links: self.settling.stats(),
+            snapshots: self.snapshots.count().unwrap_or_default(),
+            snapshots_logical_bytes: self.snapshots.logical_bytes(),
             inodes_in_memory: (table.len() + table.compact_len()) as u64,
             inodes_compact: table.compact_len() as u64,
             locks: locks
@@ -400,7 +396,7 @@ impl Volume {
     #[must_use]
     pub fn inodes(&self) -> u64 {
         let tree = &self.namespace.tree;
-        let settled = tree.live_bytes(&Span::prefix(vec![keys::META])) / INODE_BYTES;
+        let settled = tree.live_bytes(&Span::prefix(keys::range(keys::META, b""))) / INODE_BYTES;
         let made = self.numbers.given_out();
         let pending = tree.stats().pending_message_bytes / INODE_BYTES;
         1 + settled + made.min(pending)
@@ -416,6 +412,63 @@ impl Volume {
     pub fn tree(&self) -> &Tree {
         &self.namespace.tree
     }
+}
+
+/// The volume in `tree`.
+fn volume_in(tree: Arc<Tree>, files: FileOptions) -> Result<Volume> {
+    let stored = Stored::read(&tree)?;
+    let times = Times::new(
+        Arc::clone(&files.clock),
+        files.access_time,
+        files.dir_access_time,
+    );
+    let links_at_once = files.links_at_once;
+    let namespace = Namespace::new(tree, stored.root, stored.counters, links_at_once)?;
+    let numbers = Arc::clone(&namespace.numbers);
+    let deletes = DeferredDeletes::new(&namespace, files.read_only);
+    let settling = Settling::new(&namespace, &times, &deletes, files.read_only);
+    if !files.read_only && !failpoints::is_on(Fault::OrphanKept) {
+        deletes.erase_orphans()?;
+    }
+    Ok(Volume {
+        settle_thread: SettleThread::start(&namespace, &settling, files.settles)?,
+        names: Names::new(&namespace, &numbers, &times, &deletes),
+        directories: Directories::new(&namespace, &times, &deletes),
+        files: Files::new(&namespace, &times, &deletes),
+        attributes: Attributes::new(&namespace, &times),
+        trees: Trees::new(&namespace, &numbers, &times, &deletes),
+        imports: Imports::new(&namespace, &numbers, &times, &deletes),
+        snapshots: Snapshots::new(&namespace, &numbers, &times),
+        controls: Controls::new(&namespace, &settling),
+        namespace,
+        numbers,
+        deletes,
+        settling,
+        is_read_only: files.read_only,
+        _viewed: None,
+    })
+}
+
+/// `volume` as the snapshot of this name has it, for reading: every change is refused. The
+/// names have the inode numbers that they had then. The snapshot cannot be removed as long as
+/// the view is there. A view costs no more than an empty volume that is opened.
+///
+/// # Errors
+/// `NotFound`, and those of the tree.
+pub fn view(volume: &Volume, name: &str) -> Result<Arc<Volume>> {
+    let (viewed, base) = volume.snapshots.view(name)?;
+    let tree = Arc::new(window(&volume.namespace.tree, base));
+    let files = FileOptions {
+        clock: Arc::new(SystemClock),
+        access_time: AccessTime::Never,
+        dir_access_time: AccessTime::Never,
+        links_at_once: AT_ONCE,
+        read_only: true,
+        settles: false,
+    };
+    let mut view = volume_in(tree, files)?;
+    view._viewed = Some(viewed);
+    Ok(Arc::new(view))
 }
 
 impl Drop for Volume {

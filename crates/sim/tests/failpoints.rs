@@ -40,7 +40,7 @@ enum Search {
 use Search::{Batches, Damage, Failures, Files, Kills, Recoveries, Steps};
 
 /// Each fault with the simulation that is to find it.
-const FAULTS: [(Fault, Search); 48] = [
+const FAULTS: [(Fault, Search); 51] = [
     (Fault::NodesUnsynced, Batches),
     (Fault::SuperblockUnsynced, Batches),
     (Fault::JournalUnsynced, Batches),
@@ -85,6 +85,9 @@ const FAULTS: [(Fault, Search); 48] = [
     (Fault::NumberBlockLost, Files),
     (Fault::PinCountsAnywhere, Files),
     (Fault::ChangeTorn, Files),
+    (Fault::SnapshotTorn, Files),
+    (Fault::SnapshotIdGivenAgain, Files),
+    (Fault::SnapshotContentsKept, Files),
     (Fault::OldVolumeStands, Kills(Tool::MakeAgain)),
     (Fault::SizeToldEarly, Kills(Tool::Grow)),
     (Fault::JournalClearedEarly, Kills(Tool::Repair)),

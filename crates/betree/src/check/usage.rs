@@ -87,6 +87,14 @@ pub(crate) fn usage_of(store: &Store, pinned: &Pinned, spans: &[Span]) -> Result
     Walk::run(store, pinned, spans)
 }
 
+/// The space that only `spans` use under the root of a pinned checkpoint, in bytes.
+pub(crate) fn exclusive_of(store: &Store, pinned: &Pinned, spans: &[Span]) -> Result<u64> {
+    let mut walk = Walk::new(store, pinned);
+    walk.reach_all(pinned, spans)?;
+    walk.take_exclusive()?;
+    Ok(walk.usage.exclusive_bytes)
+}
+
 pub(crate) struct Walk<'a> {
     prefetch: &'a Prefetcher,
     nodes: &'a NodeCache,
@@ -100,26 +108,41 @@ pub(crate) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn run(store: &'a Store, pinned: &'a Pinned, spans: &[Span]) -> Result<Usage> {
-        let mut walk = Walk {
+    fn new(store: &'a Store, pinned: &'a Pinned) -> Self {
+        Self {
             prefetch: &store.prefetch,
             nodes: &store.nodes,
             table: &pinned.table,
             counted: HashMap::new(),
             known: HashMap::new(),
             usage: Usage::default(),
-        };
+        }
+    }
+
+    fn run(store: &'a Store, pinned: &'a Pinned, spans: &[Span]) -> Result<Usage> {
+        let mut walk = Self::new(store, pinned);
         let Some(root) = &pinned.root else {
             return Ok(walk.usage);
         };
-        let is_private = walk.record(root.id())?.refs == 1;
+        walk.reach_all(pinned, spans)?;
         for span in spans.iter().filter(|span| !span.keys().is_empty()) {
-            walk.border(root, span.keys(), is_private)?;
             let logical = walk.logical(root, span.keys())?;
             walk.usage.logical_bytes = walk.usage.logical_bytes.saturating_add(logical);
         }
         walk.finish()?;
         Ok(walk.usage)
+    }
+
+    /// Finds the references that lie within the ranges.
+    fn reach_all(&mut self, pinned: &Pinned, spans: &[Span]) -> Result<()> {
+        let Some(root) = &pinned.root else {
+            return Ok(());
+        };
+        let is_private = self.record(root.id())?.refs == 1;
+        for span in spans.iter().filter(|span| !span.keys().is_empty()) {
+            self.border(root, span.keys(), is_private)?;
+        }
+        Ok(())
     }
 
     fn record(&self, id: NodeId) -> Result<NodeRecord> {
@@ -205,6 +228,22 @@ impl<'a> Walk<'a> {
     /// Follows the child lists: first below nodes to which only the ranges refer, then below the
     /// rest.
     fn finish(&mut self) -> Result<()> {
+        let (exclusive, mut shared) = self.take_exclusive()?;
+        let mut seen = IdSet::default();
+        while let Some(id) = shared.pop() {
+            if exclusive.contains(id) || !seen.insert(id) {
+                continue;
+            }
+            let record = self.record(id)?;
+            self.usage.shared_bytes += record.extent.len;
+            shared.extend(record.children);
+        }
+        Ok(())
+    }
+
+    /// Counts the nodes to which only the ranges refer. Returns them, and the nodes that they share
+    /// with others.
+    fn take_exclusive(&mut self) -> Result<(IdSet, Vec<NodeId>)> {
         let mut todo: Vec<NodeId> = self.counted.keys().copied().collect();
         let mut exclusive = IdSet::default();
         let mut shared: Vec<NodeId> = Vec::new();
@@ -225,16 +264,7 @@ impl<'a> Walk<'a> {
                 todo.push(child);
             }
         }
-        let mut seen = IdSet::default();
-        while let Some(id) = shared.pop() {
-            if exclusive.contains(id) || !seen.insert(id) {
-                continue;
-            }
-            let record = self.record(id)?;
-            self.usage.shared_bytes += record.extent.len;
-            shared.extend(record.children);
-        }
-        Ok(())
+        Ok((exclusive, shared))
     }
 
     /// Bytes of keys and values in `range` of a node.

@@ -72,6 +72,14 @@ impl Span {
         &self.range
     }
 
+    /// The span of `[lo, hi)` whose keys have `more` bytes in front of those that this one shows.
+    pub(crate) fn moved(&self, lo: Bytes, hi: Option<Bytes>, more: usize) -> Self {
+        Self {
+            range: KeyRange::new(lo, hi),
+            strip: self.strip + more,
+        }
+    }
+
     /// The range without the stripped bytes.
     fn shown(&self) -> KeyRange {
         if self.range.is_empty() {

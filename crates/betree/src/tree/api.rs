@@ -18,12 +18,14 @@ use crate::tree::ingest::Ingest;
 use crate::tree::inner::Inner;
 use crate::tree::record;
 use crate::tree::snapshot::{Scan, Snapshot};
+use crate::tree::window::Window;
 
 /// An open volume's key space. Cheap to clone; all methods may be called from any thread.
 #[derive(Clone)]
 pub struct Tree {
     pub(crate) inner: Arc<Inner>,
-    _guard: Arc<StopGuard>,
+    pub(crate) window: Window,
+    pub(super) _guard: Arc<StopGuard>,
 }
 
 impl Tree {
@@ -37,8 +39,8 @@ impl Tree {
             DeferredLookup::new(
                 &self.inner.store.nodes,
                 (&state.buffer, &state.root),
-                key,
-                Bytes::copy_from_slice,
+                self.window.key(key),
+                |key| Bytes::from(key.into_owned()),
             )
         };
         lookup.get()
@@ -49,6 +51,10 @@ impl Tree {
     /// the lookup.
     #[must_use]
     pub fn lookup_deferred(&self, key: Bytes) -> DeferredLookup<'_> {
+        let key = match self.window.is_whole() {
+            true => key,
+            false => self.window.key(&key).into_owned().into(),
+        };
         let state = self.inner.root.state.lock();
         DeferredLookup::new(
             &self.inner.store.nodes,
@@ -70,6 +76,7 @@ impl Tree {
         Snapshot {
             view: self.inner.root.view(),
             inner: self.inner.clone(),
+            window: self.window.clone(),
         }
     }
 
@@ -98,7 +105,8 @@ impl Tree {
     #[must_use]
     pub fn diff_range(&self, a: &Span, b: &Span) -> Diff {
         let view = self.inner.root.view();
-        Diff::new(self.inner.store.prefetch.clone(), [&view, &view], [a, b])
+        let spans = [&self.window.span(a), &self.window.span(b)];
+        Diff::new(self.inner.store.prefetch.clone(), [&view, &view], spans)
     }
 
     /// Waits until there is room in memory and journal for a batch of about `bytes`. To be called
@@ -107,6 +115,7 @@ impl Tree {
     /// # Errors
     /// `Poisoned`, `ReadOnly`, and the errors of a checkpoint on the way.
     pub fn admit(&self, bytes: usize) -> Result<()> {
+        self.window.check_whole()?;
         self.inner.admission.admit(bytes)
     }
 
@@ -117,6 +126,7 @@ impl Tree {
     /// # Errors
     /// `Io` and `Corrupt` when a node on the way cannot be read, `Poisoned`, `ReadOnly`.
     pub fn prepare_clone(&self, prefix: &[u8]) -> Result<()> {
+        self.window.check_whole()?;
         if self.inner.journal().is_none() {
             return Err(Error::ReadOnly);
         }
@@ -137,6 +147,7 @@ impl Tree {
     /// [`crate::OpenOptions::sync_each`] also the errors of [`Tree::sync`]; the batch is visible
     /// then.
     pub fn apply(&self, batch: Batch) -> Result<Seq> {
+        self.window.check_whole()?;
         self.inner
             .apply_after(batch, |bytes| self.inner.admission.admit(bytes))
     }
@@ -147,6 +158,7 @@ impl Tree {
     /// # Errors
     /// As [`Tree::apply`].
     pub fn apply_admitted(&self, batch: Batch) -> Result<Seq> {
+        self.window.check_whole()?;
         let admission = &self.inner.admission;
         self.inner
             .apply_after(batch, |bytes| match admission.has_room(bytes)? {
@@ -169,6 +181,7 @@ impl Tree {
         hi: Option<Bytes>,
         entries: impl IntoIterator<Item = (Bytes, Bytes)>,
     ) -> Result<Ingest> {
+        self.window.check_whole()?;
         if self.inner.journal().is_none() {
             return Err(Error::ReadOnly);
         }
@@ -211,6 +224,9 @@ impl Tree {
     /// # Errors
     /// `Io` when the device fails; from then on `Poisoned`, also when the device works again.
     pub fn sync(&self) -> Result<()> {
+        if !self.window.is_whole() {
+            return Ok(());
+        }
         self.inner.checkpointer.sync()
     }
 
@@ -228,6 +244,7 @@ impl Tree {
     /// # Errors
     /// As [`Tree::sync`], and `NoSpace`.
     pub fn checkpoint(&self) -> Result<()> {
+        self.window.check_whole()?;
         self.inner.failure.check_alive()?;
         self.inner.checkpointer.checkpoint()
     }
@@ -239,6 +256,7 @@ impl Tree {
     /// # Errors
     /// As [`Tree::checkpoint`].
     pub fn reclaim_space(&self) -> Result<bool> {
+        self.window.check_whole()?;
         self.inner.failure.check_alive()?;
         self.inner.reclaimer.step()
     }
@@ -251,6 +269,7 @@ impl Tree {
     /// `Invalid` when the volume is longer already, `Io` when the device cannot grow; as
     /// [`Tree::checkpoint`]. After `NoSpace` the next checkpoint makes the volume longer.
     pub fn grow(&self, bytes: u64) -> Result<()> {
+        self.window.check_whole()?;
         self.inner.failure.check_alive()?;
         self.inner.checkpointer.grow(bytes)
     }
@@ -263,7 +282,8 @@ impl Tree {
     /// # Errors
     /// As [`Tree::checkpoint`], and `Corrupt`.
     pub fn usage(&self, ranges: &[Span]) -> Result<Usage> {
-        self.inner.usage(ranges)
+        let ranges: Vec<Span> = ranges.iter().map(|span| self.window.span(span)).collect();
+        self.inner.usage(&ranges)
     }
 
     /// The memory budget of the tree.
@@ -297,7 +317,7 @@ impl Tree {
     /// range.
     #[must_use]
     pub fn live_bytes(&self, span: &Span) -> u64 {
-        self.inner.root.live_bytes(&span.range)
+        self.inner.root.live_bytes(self.window.span(span).keys())
     }
 
     /// Writes a last checkpoint and ends the background work. Later changes fail with `Poisoned`. A
@@ -307,6 +327,9 @@ impl Tree {
     /// # Errors
     /// As [`Tree::checkpoint`].
     pub fn close(&self) -> Result<()> {
+        if !self.window.is_whole() {
+            return Ok(());
+        }
         if self.inner.failure.is_shut_down() {
             self.inner.stop();
             return Ok(());
@@ -388,12 +411,13 @@ pub(crate) fn tree_of(inner: Inner) -> Tree {
     let guard = Arc::new(StopGuard(inner.clone()));
     Tree {
         inner,
+        window: Window::default(),
         _guard: guard,
     }
 }
 
 /// Stops the background threads when the last user of the tree is gone.
-struct StopGuard(Arc<Inner>);
+pub(super) struct StopGuard(Arc<Inner>);
 
 impl Drop for StopGuard {
     fn drop(&mut self) {

@@ -90,6 +90,7 @@ impl Applied {
     /// # Errors
     /// As [`Tree::apply`].
     pub fn try_on(tree: &Tree, mut batch: Batch, round: u32) -> Result<Self> {
+        tree.window.check_whole()?;
         let inner = &tree.inner;
         if inner.journal().is_none() {
             return Err(Error::ReadOnly);

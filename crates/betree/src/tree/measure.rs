@@ -9,6 +9,7 @@ use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
 use crate::read::diff::Span;
 use crate::stats::Stats;
+use crate::store::store::Store;
 use crate::tree::inner::Inner;
 
 impl Inner {
@@ -72,18 +73,29 @@ impl Inner {
 
 impl Inner {
     pub(crate) fn usage(&self, spans: &[Span]) -> Result<Usage> {
-        if self.journal().is_some() {
-            match self.checkpointer.checkpoint() {
-                // The last checkpoint is as good, if older.
-                Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
-                Err(error) => return Err(error),
-            }
+        self.checkpoint_to_measure()?;
+        self.measure(|store, pinned| usage_of(store, pinned, spans))
+    }
+
+    /// Writes the checkpoint that a measurement is of, if one can be written.
+    pub(crate) fn checkpoint_to_measure(&self) -> Result<()> {
+        if self.journal().is_none() {
+            return Ok(());
         }
+        match self.checkpointer.checkpoint() {
+            // The last checkpoint is as good, if older.
+            Err(Error::NoSpace | Error::Poisoned(_)) => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Runs `walk` over the newest checkpoint.
+    pub(crate) fn measure<T>(&self, walk: impl Fn(&Store, &Pinned) -> Result<T>) -> Result<T> {
         let pinned = {
             let sb = self.checkpointer.superblock.lock();
             Pinned::newest(&self.store, sb.root_node)?
         };
-        let found = usage_of(&self.store, &pinned, spans);
+        let found = walk(&self.store, &pinned);
         if pinned.is_whole() {
             return found;
         }
@@ -91,6 +103,6 @@ impl Inner {
         drop(pinned);
         let sb = self.checkpointer.superblock.lock();
         let pinned = Pinned::newest(&self.store, sb.root_node)?;
-        usage_of(&self.store, &pinned, spans)
+        walk(&self.store, &pinned)
     }
 }

@@ -8,7 +8,9 @@ use crate::tree::api::Tree;
 
 /// Has `tree` write nothing more. Later changes and syncs fail with
 /// [`Poisoned`](crate::Error::Poisoned), and [`Tree::close`] writes nothing. The next open finds the
-/// state of the last sync or a later one.
+/// state of the last sync or a later one. A window stays as it is: it writes nothing.
 pub fn shut_down(tree: &Tree) {
-    tree.inner.failure.shut_down();
+    if tree.window.check_whole().is_ok() {
+        tree.inner.failure.shut_down();
+    }
 }

@@ -10,12 +10,14 @@ use crate::read::diff::{Diff, Span};
 use crate::read::lookup::View;
 use crate::read::scan::TreeScan;
 use crate::tree::inner::Inner;
+use crate::tree::window::Window;
 
 /// A frozen view of the key space. Cheap to clone.
 #[derive(Clone)]
 pub struct Snapshot {
     pub(crate) view: View,
     pub(crate) inner: Arc<Inner>,
+    pub(crate) window: Window,
 }
 
 impl Snapshot {
@@ -24,18 +26,22 @@ impl Snapshot {
     /// # Errors
     /// As [`crate::Tree::get`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        self.view.get(&self.inner.store.nodes, key)
+        self.view
+            .get(&self.inner.store.nodes, &self.window.key(key))
     }
 
     /// Streams `[lo, hi)` of this view in key order. With an end the scan soon reads ahead up to
     /// there; without one, as far again as it has gone.
     #[must_use]
     pub fn scan(&self, lo: &[u8], hi: Option<&[u8]>) -> Scan {
-        let range = KeyRange::new(Bytes::copy_from_slice(lo), hi.map(Bytes::copy_from_slice));
+        let hi = self.window.end(lo, hi);
+        let range = KeyRange::new(Bytes::copy_from_slice(&self.window.key(lo)), hi);
         Scan {
             scan: TreeScan::of_view(&self.view, range),
             inner: self.inner.clone(),
             failed: false,
+            window: self.window.clone(),
+            shown: Vec::new(),
         }
     }
 
@@ -53,7 +59,7 @@ impl Snapshot {
         Ok(Diff::new(
             self.inner.store.prefetch.clone(),
             [&self.view, &other.view],
-            [a, b],
+            [&self.window.span(a), &other.window.span(b)],
         ))
     }
 }
@@ -84,6 +90,9 @@ pub struct Scan {
     scan: TreeScan,
     inner: Arc<Inner>,
     failed: bool,
+    window: Window,
+    /// The key as the window shows it, unless that is the whole key space.
+    shown: Vec<u8>,
 }
 
 impl Scan {
@@ -114,6 +123,9 @@ impl Scan {
         }
         let done = self.scan.advance(&self.inner.store.prefetch);
         self.failed = !matches!(done, Ok(true));
+        if !self.failed && !self.window.is_whole() {
+            self.window.show(self.scan.key(), &mut self.shown);
+        }
         done
     }
 
@@ -123,7 +135,10 @@ impl Scan {
     /// Otherwise.
     #[must_use]
     pub fn key(&self) -> &[u8] {
-        self.scan.key()
+        match self.window.is_whole() {
+            true => self.scan.key(),
+            false => &self.shown,
+        }
     }
 
     /// The value, under the same condition.
@@ -155,6 +170,6 @@ impl Iterator for Scan {
         }
         let next = self.scan.next(&self.inner.store.prefetch).transpose();
         self.failed = !matches!(next, Some(Ok(_)));
-        next
+        next.map(|item| item.map(|(key, value)| (self.window.shown(key), value)))
     }
 }

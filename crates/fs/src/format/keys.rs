@@ -28,13 +28,20 @@
 //! 01 00 0C kind ...              tables of inode numbers, see [`NumberKey`]
 //! 03 P(C) 00 0D n                note of a clone root: links that are not counted yet
 //! 03 P(C) 00 0E n dir 00 01 name link entries below C that were removed with a tree
+//! n 01 id 00 ...                 a snapshot of the volume: keys of the root's range in index n, with
+//!                                01 id behind the index
+//! 01 02 00 name                  record of the snapshot with this name
+//! 01 02 01                       counts of snapshots
+//! 01 02 02                       policy of snapshots
 //! ```
 //!
 //! Numbers are big-endian `u64` so that they sort. Slots, and all numbers behind `0C`, are
 //! *ordered* (`ordered.rs`). The *range of X* in an index is the set of keys
 //! that start with `index P(X) 00`: all keys in or below X. The record of X itself is outside of
 //! it, with X's siblings. That is why a clone or a rename of X moves two ranges and writes one
-//! record.
+//! record. Snapshots of the volume lie outside of the range of the root, so that no clone of the
+//! root contains them. The `id` of one takes eight bytes of seven bits each, the highest bit of
+//! each set: no NUL is in it.
 
 use bytes::Bytes;
 
@@ -48,6 +55,8 @@ pub(crate) const META: u8 = 1;
 pub(crate) const DATA: u8 = 2;
 /// Index of notes: links that are not counted yet. It is empty most of the time.
 pub(crate) const NOTES: u8 = 3;
+/// All indexes.
+pub(crate) const INDEXES: [u8; 3] = [META, DATA, NOTES];
 
 const SLOT: u8 = 0;
 const ENTRY: u8 = 1;
@@ -65,6 +74,11 @@ const NUMBERS: u8 = 12;
 const NOTE: u8 = 13;
 const REMOVED: u8 = 14;
 const PROTECTED: u8 = 15;
+
+/// First byte behind the index of the keys of snapshots, and of the keys about snapshots. The keys
+/// of the root's range have 0 there.
+const SNAPSHOT: u8 = 1;
+const REGISTRY: u8 = 2;
 
 /// Tags of the root's range that belong to the volume and not to the tree of files: a clone of
 /// the root leaves them out.
@@ -217,6 +231,68 @@ pub(crate) fn stage(number: u8) -> Bytes {
 /// Key of the root's record.
 pub(crate) fn root_record() -> Bytes {
     Bytes::from_static(&[META, 0, ROOT])
+}
+
+/// Ids of snapshots are below this one.
+pub(crate) const SNAPSHOT_IDS_MAX: u64 = 1 << 56;
+
+/// The bytes behind the index in each key of a snapshot.
+pub(crate) fn snapshot_base(id: u64) -> Bytes {
+    let mut base = vec![SNAPSHOT];
+    base.extend((0..8).rev().map(|at| {
+        let seven = (id >> (7 * at)) & 0x7f;
+        0x80 | u8::try_from(seven).expect("seven bits")
+    }));
+    base.into()
+}
+
+/// The id of the snapshot that a key belongs to, and the key in the live tree.
+pub(crate) fn in_snapshot(key: &[u8]) -> Option<(u64, Bytes)> {
+    let (index, rest) = key.split_first()?;
+    let (id, rest) = rest.strip_prefix(&[SNAPSHOT])?.split_first_chunk::<8>()?;
+    let id = id
+        .iter()
+        .fold(0, |id, byte| id << 7 | u64::from(byte & 0x7f));
+    Some((id, join(&[&[*index], rest])))
+}
+
+/// All keys of all snapshots in an index.
+pub(crate) fn snapshots(index: u8) -> Bytes {
+    join(&[&[index, SNAPSHOT]])
+}
+
+/// The ranges of the live tree that a snapshot has, with their indexes: all of the root's range but
+/// orphans, which no name leads to.
+pub(crate) fn ranges_of_snapshots() -> [(u8, Bytes, Bytes); 5] {
+    let behind = |index| (index, tagged(index, b"", ORPHAN + 1), snapshots(index));
+    let before = |index| (index, range(index, b""), orphans(index));
+    [
+        before(META),
+        behind(META),
+        before(DATA),
+        before(NOTES),
+        behind(NOTES),
+    ]
+}
+
+/// Prefix of the records of snapshots; a name follows.
+pub(crate) fn snapshot_records() -> Bytes {
+    Bytes::from_static(&[META, REGISTRY, 0])
+}
+
+/// Key of the record of the snapshot with this name.
+pub(crate) fn snapshot_record(name: &str) -> Bytes {
+    join(&[&snapshot_records(), name.as_bytes()])
+}
+
+/// Key of the counts of snapshots.
+pub(crate) fn snapshot_counts() -> Bytes {
+    Bytes::from_static(&[META, REGISTRY, 1])
+}
+
+/// Key of the policy of snapshots.
+pub(crate) fn snapshot_policy() -> Bytes {
+    Bytes::from_static(&[META, REGISTRY, 2])
 }
 
 /// Key of a counter of the volume.
@@ -718,6 +794,64 @@ mod tests {
         ] {
             parse_below(key);
         }
+    }
+
+    #[test]
+    fn keys_of_snapshots_are_pinned() {
+        let base = snapshot_base(0x81);
+        assert_eq!(base[..], *b"\x01\x80\x80\x80\x80\x80\x80\x81\x81");
+        assert_eq!(snapshot_record("daily")[..], *b"\x01\x02\x00daily");
+        assert_eq!(snapshot_counts()[..], *b"\x01\x02\x01");
+        assert_eq!(snapshot_policy()[..], *b"\x01\x02\x02");
+        for id in [0, 1, 0x7f, 0x80, 1 << 40, SNAPSHOT_IDS_MAX - 1] {
+            let base = snapshot_base(id);
+            assert!(
+                !base.contains(&0) && base < snapshot_base(id + 1) || id == SNAPSHOT_IDS_MAX - 1
+            );
+            let inside = join(&[&[DATA], &base, b"\0\x02d\0\x03"]);
+            let outside = Bytes::from_static(b"\x02\0\x02d\0\x03");
+            assert_eq!(in_snapshot(&inside), Some((id, outside)));
+            assert!(inside.starts_with(&snapshots(DATA)));
+        }
+        assert_eq!(in_snapshot(&entry(b"", b"f")), None);
+    }
+
+    #[test]
+    fn ranges_of_snapshots_have_everything_of_the_root_but_orphans() {
+        let ranges = ranges_of_snapshots();
+        let has = |key: &[u8]| {
+            let within = |(_, lo, hi): &&(u8, Bytes, Bytes)| key >= &lo[..] && key < &hi[..];
+            ranges.iter().filter(within).count()
+        };
+        let file = child(b"", b"f");
+        let inside = [
+            entry(b"", b"f"),
+            slot(b"", Slot(1)),
+            block(&blocks(&file), 0),
+            xattr(&file, b"user.a"),
+            shared_record(&shared_inode(b"", 7)),
+            block(&blocks(&shared_inode(b"", 7)), 0),
+            link(b"", b"", b"x"),
+            counter(b"number"),
+            root_record(),
+            NumberKey::Owner(8).encode(),
+            protection(Ino(9)),
+            note(b"", 3),
+            note(&child(b"", b"d"), 3),
+        ];
+        inside
+            .iter()
+            .for_each(|key| assert_eq!(has(key), 1, "{key:?}"));
+        let outside = [
+            orphans(META),
+            block(&blocks(&orphan(Orphan(3))), 0),
+            snapshots(META),
+            snapshots(DATA),
+            snapshot_records(),
+        ];
+        outside
+            .iter()
+            .for_each(|key| assert_eq!(has(key), 0, "{key:?}"));
     }
 
     #[test]

@@ -10,3 +10,4 @@ pub(crate) mod note;
 pub(crate) mod ordered;
 pub(crate) mod record;
 pub(crate) mod slots;
+pub(crate) mod snapshot;

@@ -144,7 +144,7 @@ impl Kind {
 pub(crate) const NANOS_PER_SEC: u32 = 1_000_000_000;
 
 /// A point in time, as `struct timespec`: before 1970 the seconds are negative.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time {
     /// Seconds since 1970.
     pub secs: i64,

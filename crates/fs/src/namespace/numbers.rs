@@ -120,7 +120,7 @@ pub(crate) struct Numbers {
 }
 
 /// Whether an error says that nothing can be written now, or any more.
-pub(super) fn takes_no_changes(error: &Error) -> bool {
+pub(crate) fn takes_no_changes(error: &Error) -> bool {
     use ramet_betree::Error as TreeError;
     matches!(
         error,

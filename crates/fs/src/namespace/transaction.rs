@@ -83,6 +83,12 @@ pub(crate) fn lock_names<'a>(dirs: &[&'a Arc<Inode>]) -> Vec<LockedNames<'a>> {
 pub(crate) struct Round(u32);
 
 impl Round {
+    /// This round, or the first in which the tree does a clone as it is, if that is later: nothing
+    /// that would make later reads or clones cheaper comes first, but reads and room.
+    pub(crate) fn as_it_is(self) -> Self {
+        Self(self.0.max(2))
+    }
+
     /// All rounds, from the first one on.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         (0..=u32::MAX).map(Self)

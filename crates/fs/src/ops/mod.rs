@@ -27,6 +27,7 @@ pub(crate) mod rename;
 pub(crate) mod reshape;
 pub(crate) mod settle;
 pub(crate) mod settle_thread;
+pub(crate) mod snapshots;
 pub(crate) mod streams;
 pub(crate) mod times;
 pub(crate) mod tmpfile;

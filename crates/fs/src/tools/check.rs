@@ -29,8 +29,11 @@
 //!   is there has its inode.
 //! - F17 Notes belong to clone roots, and removed names to notes. A record is counted up to a note
 //!   only if it is of a shared inode.
+//! - F16 Snapshots have records with names, ids below the next one, each once, and keys below no
+//!   other id; their count is right.
 //!
-//! F5 and F13 to F15 are in `check_numbers.rs`, F17 is in `check_notes.rs`.
+//! F5 and F13 to F15 are in `check_numbers.rs`, F16 is in `check_snapshots.rs`, F17 is in
+//! `check_notes.rs`. All but F16 holds in each snapshot as well.
 //!
 //! The check remembers every inode, some hundred bytes for each, and a bit for each block of one
 //! sparse file.
@@ -158,6 +161,10 @@ pub(super) struct Findings(Vec<Finding>);
 impl Findings {
     pub(super) fn add(&mut self, invariant: &'static str, detail: String) {
         self.0.push(Finding { invariant, detail });
+    }
+
+    pub(super) fn into_all(self) -> Vec<Finding> {
+        self.0
     }
 }
 
@@ -629,8 +636,7 @@ impl Scan {
     }
 }
 
-/// Checks every invariant of the file system on a snapshot. Files that are unlinked and open are
-/// left out.
+/// Checks every invariant of the live file system. Files that are unlinked and open are left out.
 ///
 /// # Errors
 /// Those of the tree. A violated invariant is a finding, not an error.
@@ -662,7 +668,7 @@ pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>> {
     Ok(scan.findings)
 }
 
-/// All keys of an index, but orphans.
+/// All keys of the live file system in an index, but orphans.
 fn entries(
     snapshot: &Snapshot,
     index: u8,
@@ -670,7 +676,7 @@ fn entries(
     let orphans = keys::orphans(index);
     let behind = successor_of_prefix(&orphans).expect("tags are small");
     let before = snapshot.scan(&[index], Some(&orphans));
-    before.chain(snapshot.scan(&behind, Some(&[index + 1])))
+    before.chain(snapshot.scan(&behind, Some(&keys::snapshots(index))))
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@
 //! | 11 | [`FENCE`] | in and out | a `Fence` (`tools/fence.rs`) |
 //! | 12 | [`IMPORT`] | out | token of the import, u64; on a file without a name |
 //! | 13 | [`PUBLISH`] | in and out | [`PublishRequest`], answered by [`ImportCounts`] |
+//! | 14 | [`SNAPSHOT`] | in and out | [`SnapshotRequest`](crate::SnapshotRequest), answered by a [`SnapshotReply`](crate::SnapshotReply) |
 //!
 //! The kernel checks no permission for an ioctl; the daemon does, see
 //! [`crate::Trees::clone_entry`].
@@ -100,6 +101,9 @@ pub const FENCE: u32 = number(DIR_IN | DIR_OUT, 11, FENCE_BYTES);
 pub const IMPORT: u32 = number(DIR_OUT, 12, 8);
 /// Gives the tree of an import its name in the directory the call is made on.
 pub const PUBLISH: u32 = number(DIR_IN | DIR_OUT, 13, PUBLISH_BYTES);
+/// Makes, removes and tells snapshots of the volume. Request and answer are JSON behind its length,
+/// as in the answer to [`STAT`].
+pub const SNAPSHOT: u32 = number(DIR_IN | DIR_OUT, 14, STAT_BYTES);
 /// Size of a request and of an answer of [`PUBLISH`].
 pub const PUBLISH_BYTES: usize = 16 + NAME_FIELD_BYTES;
 
@@ -520,7 +524,7 @@ pub fn decode_source_reply(bytes: &[u8]) -> Result<SourceReply> {
     }
 }
 
-/// The bytes that answer [`STAT`] and [`SCRUB`]: the length of the JSON text, then the text.
+/// The bytes that answer [`STAT`] and [`SCRUB`], and those of [`SNAPSHOT`]: the length of the JSON text, then the text.
 ///
 /// # Errors
 /// `Range` when the text does not fit.
@@ -536,7 +540,7 @@ pub fn encode_stat_reply(json: &str) -> Result<Vec<u8>> {
 }
 
 /// The JSON text (an encoded [`crate::VolumeStats`] or [`crate::ScrubPage`]) in an answer to
-/// [`STAT`] or [`SCRUB`].
+/// [`STAT`] or [`SCRUB`], or that of [`SNAPSHOT`].
 ///
 /// # Errors
 /// `Invalid` when the bytes are not such an answer.

@@ -13,7 +13,8 @@ use crate::format::keys;
 use crate::namespace::resolve::Namespace;
 use crate::ops::settle::Settling;
 use crate::ops::trees::Invalidation;
-use crate::tools::check::{self, Finding};
+use crate::tools::check::Finding;
+use crate::tools::check_snapshots::check_all;
 use crate::tools::control::DiffPages;
 use crate::tools::diff::{self, Difference, Found};
 use crate::tools::scrub::{ScrubPage, Scrubbing};
@@ -132,12 +133,12 @@ impl Controls {
         self.settling.tell_by(Arc::new(tell));
     }
 
-    /// Checks every invariant of the file system on a snapshot. Files that are unlinked and open
-    /// are left out.
+    /// Checks every invariant of the file system, and in each snapshot of the volume. Files that are
+    /// unlinked and open are left out.
     ///
     /// # Errors
     /// Those of the tree. A violated invariant is a finding, not an error.
     pub fn check(&self) -> Result<Vec<Finding>> {
-        check::check(&self.namespace.tree)
+        check_all(&self.namespace.tree)
     }
 }

@@ -3,6 +3,7 @@
 pub(crate) mod check;
 mod check_notes;
 mod check_numbers;
+mod check_snapshots;
 mod checked_notes;
 mod checked_tables;
 pub mod control;
@@ -11,3 +12,4 @@ pub(crate) mod diff;
 pub mod fence;
 pub(crate) mod mkfs;
 pub(crate) mod scrub;
+pub(crate) mod snapshot_calls;

@@ -110,6 +110,10 @@ fn location(lo: &Bytes, hi: Option<&Bytes>) -> String {
 
 /// The path that a key, or the front of one, belongs to, and the block that it names.
 fn readable(key: &[u8]) -> (String, Option<u64>) {
+    if let Some((id, key)) = keys::in_snapshot(key) {
+        let (path, block) = readable(&key);
+        return (format!("{path} of snapshot {id}"), block);
+    }
     let mut path = String::new();
     let mut rest = key.get(1..).unwrap_or_default();
     let mut block = None;
@@ -164,9 +168,17 @@ mod tests {
             "names, attributes and contents from / on"
         );
         assert_eq!(location(&block(1), None), "contents from /dir/file on");
+        let inside = |key: &[u8]| [&key[..1], &keys::snapshot_base(5), &key[1..]].concat();
+        let [lo, hi] = [3, 9].map(|number| Bytes::from(inside(&block(number))));
+        assert_eq!(
+            location(&lo, Some(&hi)),
+            "/dir/file of snapshot 5, bytes 12288 to 36864"
+        );
         // Edges hold the front of a key.
-        for len in 0..block(1).len() {
-            readable(&block(1)[..len]);
+        for key in [&block(1)[..], &lo] {
+            for len in 0..key.len() {
+                readable(&key[..len]);
+            }
         }
     }
 }

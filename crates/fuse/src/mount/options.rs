@@ -369,7 +369,7 @@ mod tests {
                         assert!(effect.starts_with(why), "{name}: {why}");
                         "refused"
                     }
-                    (_, "memory" | "cache_size" | "log") => "done",
+                    (_, "memory" | "cache_size" | "log" | "snapshot") => "done",
                     (Err(error), _) => panic!("{name}: {error}"),
                     (Ok(()), _) if HOLDING.contains(&bare) => "holds",
                     (Ok(()), _) if is_for_others(bare, "") => "elsewhere",

@@ -32,6 +32,7 @@ fn errno(error: &Error) -> Errno {
         Error::AttributeTooBig => Errno::TOOBIG,
         Error::Unsupported => Errno::OPNOTSUPP,
         Error::NoMoreData => Errno::NXIO,
+        Error::Busy => Errno::BUSY,
         Error::TooManyLinks => Errno::MLINK,
         Error::Tree(TreeError::NoSpace) => Errno::NOSPC,
         Error::Tree(TreeError::ReadOnly) => Errno::ROFS,

@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CloneRequest, DIFF, DIFF_START, DiffRequest, FAILED_WRITE_BACKS, GROW,
-    IMPORT, NameRequest, PUBLISH, PublishRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, SYNC,
-    ScrubRequest, USAGE, encode_import_counts, encode_source_reply, encode_stat_reply,
-    encode_usage,
+    IMPORT, NameRequest, PUBLISH, PublishRequest, REMOVE, SCRUB, SCRUB_START, SNAPSHOT, SOURCE,
+    STAT, SYNC, ScrubRequest, USAGE, decode_stat_reply, encode_import_counts, encode_source_reply,
+    encode_stat_reply, encode_usage,
 };
-use ramet_fs::{Caller, Capabilities, ControlState, Error, Ino, Invalidation, Result, Volume};
+use ramet_fs::{
+    Caller, Capabilities, ControlState, Error, Ino, Invalidation, Result, SnapshotRequest, Volume,
+    answer_snapshots,
+};
 
 use rustix::io::Errno;
 
@@ -32,11 +35,13 @@ pub(crate) enum Call {
     /// Begin an import on a file without a name.
     Import,
     Publish(PublishRequest),
+    Snapshot(SnapshotRequest),
 }
 
 /// Whether the caller could read and write the device of the volume itself. Only a process with
 /// CAP_SYS_ADMIN and the user of the daemon may compare trees and scrub, because both tell names in directories that the
-/// caller may not read, and a comparison tells equality of contents. Only they may grow the volume.
+/// caller may not read, and a comparison tells equality of contents. Only they may grow the volume,
+/// and make and remove snapshots.
 fn owns_volume(caller: &Caller) -> Result<()> {
     let is_ours = caller.uid == rustix::process::geteuid().as_raw();
     if caller.capabilities.have(Capabilities::SYS_ADMIN) || is_ours {
@@ -75,6 +80,11 @@ impl Call {
                 .map_err(|_| Error::Invalid("size of a grow request")),
             IMPORT => Ok(Self::Import),
             PUBLISH => PublishRequest::decode(bytes).map(Self::Publish),
+            SNAPSHOT => decode_stat_reply(bytes).and_then(|json| {
+                serde_json::from_str(json)
+                    .map(Self::Snapshot)
+                    .map_err(|_| Error::Invalid("a request about snapshots"))
+            }),
             _ => return None,
         })
     }
@@ -87,6 +97,7 @@ impl Call {
             | Self::Checkpoint
             | Self::Diff(_)
             | Self::Usage
+            | Self::Snapshot(_)
             | Self::Scrub(_)
             | Self::Grow(_) => Pace::Waits,
             Self::Source(_) | Self::Stat | Self::Import => Pace::Quick,
@@ -168,6 +179,7 @@ impl Call {
                         .publish(caller, request.token, dir, &request.name)?;
                 (stale, data) = (missing, encode_import_counts(&counts).to_vec());
             }
+            Self::Snapshot(request) => data = snapshot_reply(volume, request, caller)?,
             Self::Usage => data = encode_usage(&volume.controls().usage(dir)?),
             Self::Stat => data = stat_reply(volume, counts, prefetch)?,
             Self::Scrub(request) => {
@@ -176,13 +188,25 @@ impl Call {
                 let page = volume
                     .controls()
                     .scrub_page(state.ok_or(Error::Stale)?, starts)?;
-                let json =
-                    serde_json::to_string(&page).map_err(|_| Error::Invalid("a scrub page"))?;
-                data = encode_stat_reply(&json)?;
+                data = encode_json(serde_json::to_string(&page))?;
             }
         }
         Ok((stale, data))
     }
+}
+
+/// The answer to a request about snapshots.
+fn snapshot_reply(volume: &Volume, request: &SnapshotRequest, caller: &Caller) -> Result<Vec<u8>> {
+    if !request.is_for_all() {
+        owns_volume(caller)?;
+    }
+    let reply = answer_snapshots(volume.snapshots(), request)?;
+    encode_json(serde_json::to_string(&reply))
+}
+
+/// An answer in JSON.
+fn encode_json(answer: serde_json::Result<String>) -> Result<Vec<u8>> {
+    encode_stat_reply(&answer.map_err(|_| Error::Invalid("an answer in JSON"))?)
 }
 
 /// The answer to STAT: the counters of the volume and of the mount.

@@ -1,7 +1,7 @@
 //! Histories of operations of the file system.
 //!
-//! A state is all that a user sees by walking the volume: names, attributes, contents, and which names
-//! are of one object. Numbers are judged apart (`numbers.rs`).
+//! A state is all that a user sees by walking the volume and its snapshots: names, attributes,
+//! contents, and which names are of one object. A snapshot always shows the same. Numbers are judged apart (`numbers.rs`).
 //! Other tests compare operations with a reference. Here the states that a volume has shown while
 //! it ran are those that it may show after a cut, each whole.
 
@@ -13,7 +13,7 @@ use bytes::Bytes;
 use ramet_block::{Device, checksum};
 use ramet_fs::{
     AccessTime, Attr, Caller, Clock, CloneMode, Error, FormatOptions, Ino, Kind, NewInode,
-    OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume,
+    OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume, view,
 };
 
 use super::numbers::Shown;
@@ -24,6 +24,8 @@ use crate::{Rng, Setup, SparseDevice};
 
 /// Longest file, in bytes.
 const FILE_BYTES_MAX: usize = 40 << 10;
+/// Snapshots of a volume, at most.
+const SNAPSHOTS_MAX: usize = 3;
 /// Operations that fill a journal, and the bytes of one that is full enough.
 const FILLINGS: usize = 200;
 const JOURNAL_FULL_BYTES: u64 = 96 << 10;
@@ -56,13 +58,40 @@ struct Seen {
     shown: Shown,
     /// The object that showed a number first.
     first: HashMap<u64, usize>,
+    /// The digests of snapshots, by id and time, and their names. One that a crash loses may leave
+    /// its id to another.
+    snapshots: HashMap<(u64, Time), u64>,
+    names: Vec<String>,
 }
 
 impl Seen {
     fn of(volume: &Volume) -> Result<Self, String> {
         let mut seen = Self::default();
         told("walk", seen.dir(volume, ROOT_INO, &mut Vec::new()))?;
+        told("walk of snapshots", seen.snapshots(volume))?;
         Ok(seen)
+    }
+
+    fn snapshots(&mut self, volume: &Volume) -> ramet_fs::Result<()> {
+        for entry in volume.snapshots().list()? {
+            let mut inside = Self::default();
+            inside.dir(&*view(volume, &entry.name)?, ROOT_INO, &mut Vec::new())?;
+            self.add(format!("{entry:?} {}", inside.digest()).as_bytes());
+            self.snapshots
+                .insert((entry.id, entry.time), inside.digest());
+            self.names.push(entry.name);
+        }
+        Ok(())
+    }
+
+    /// Refuses a snapshot that shows anything else than it did in the state `before`.
+    fn must_keep_snapshots(&self, before: &Self) -> Result<(), String> {
+        for (id, digest) in &self.snapshots {
+            if before.snapshots.get(id).is_some_and(|was| was != digest) {
+                return Err(format!("snapshot {id:?} changed"));
+            }
+        }
+        Ok(())
     }
 
     fn digest(&self) -> u64 {
@@ -352,6 +381,7 @@ impl History {
         } else if seen.shown != self.seen.shown {
             return Err("numbers changed, and nothing else".to_owned());
         }
+        seen.must_keep_snapshots(&self.seen)?;
         self.seen = seen;
         let newest = self.recorder.newest();
         match self.rng.below(100) {
@@ -503,7 +533,9 @@ impl History {
         }
         logged.die_after(None);
         self.open()?;
-        self.seen = Seen::of(&self.volume())?;
+        let seen = Seen::of(&self.volume())?;
+        seen.must_keep_snapshots(&self.seen)?;
+        self.seen = seen;
         self.recorder.came_back(self.seen.state(), cut)?;
         told("sync", self.volume().sync_all())
     }
@@ -566,7 +598,8 @@ impl History {
             50..58 => self.unlink(&mut known),
             58..68 => self.link(&mut known),
             68..82 => self.rename(&mut known),
-            82..94 => self.clone_entry(&mut known),
+            82..91 => self.clone_entry(&mut known),
+            91..95 => self.snapshot(&volume),
             _ => {
                 let (path, _) = self.object();
                 let Some((name, dir)) = path.split_last() else {
@@ -691,6 +724,22 @@ impl History {
             .trees()
             .clone_entry(&Caller::root(), ino, dir, &name, mode);
         cloned.map(drop)
+    }
+
+    /// Makes or removes a snapshot.
+    fn snapshot(&mut self, volume: &Volume) -> ramet_fs::Result<()> {
+        let snapshots = volume.snapshots();
+        let is_full = self.seen.names.len() >= SNAPSHOTS_MAX;
+        if !self.seen.names.is_empty() && (is_full || self.rng.one_in(3)) {
+            let name = &self.seen.names[self.rng.below(self.seen.names.len())];
+            return snapshots.remove(name);
+        }
+        let name = String::from_utf8_lossy(&self.name())
+            .escape_debug()
+            .to_string();
+        snapshots.create(&name)?;
+        self.recorder.report.snapshots += 1;
+        Ok(())
     }
 
     fn change_file(&mut self, known: &mut Known<'_>) -> ramet_fs::Result<()> {

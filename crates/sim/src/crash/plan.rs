@@ -43,6 +43,8 @@ pub struct CrashReport {
     pub checkpoints: u64,
     /// Clones in the history.
     pub clones: u64,
+    /// Snapshots of the volume in the history.
+    pub snapshots: u64,
     /// Ingests in the history.
     pub ingests: u64,
     /// Batches applied while a sync was under way.
@@ -65,6 +67,7 @@ impl CrashReport {
         self.power_cuts += other.power_cuts;
         self.checkpoints += other.checkpoints;
         self.clones += other.clones;
+        self.snapshots += other.snapshots;
         self.ingests += other.ingests;
         self.interruptions += other.interruptions;
         self.laps += other.laps;

@@ -1,0 +1,182 @@
+//! `ramet snapshot`: snapshots of a mounted volume.
+
+use std::path::{Path, PathBuf};
+
+use ramet_fs::control::{SNAPSHOT, decode_stat_reply, encode_stat_reply};
+use ramet_fs::{Policy, SnapshotReply, SnapshotRequest, ToldSnapshot};
+use rustix::io::Errno;
+use serde_json::{Value, json};
+
+use crate::args::{Snapshot, SnapshotVerb};
+use crate::control::{Root, mounted};
+use crate::failure::{Failure, Outcome};
+use crate::output::say;
+use crate::size::Size;
+
+type Answer<T> = rustix::io::Result<T>;
+
+/// A mounted volume, by one of its directories.
+struct Place {
+    root: Root,
+    dir: PathBuf,
+}
+
+impl Place {
+    fn at(dir: &Path) -> Outcome<Place> {
+        let root = Root::open_dir(dir).map_err(|e| Failure::system(dir, e))?;
+        let dir = dir.to_owned();
+        Ok(Place { root, dir })
+    }
+
+    fn ask(&self, request: &SnapshotRequest) -> Answer<SnapshotReply> {
+        let text = serde_json::to_string(request).map_err(|_| Errno::INVAL)?;
+        let mut bytes = encode_stat_reply(&text).map_err(|_| Errno::TOOBIG)?;
+        self.root.call(SNAPSHOT, &mut bytes)?;
+        let text = decode_stat_reply(&bytes).map_err(|_| Errno::PROTO)?;
+        serde_json::from_str(text).map_err(|_| Errno::PROTO)
+    }
+
+    /// Asks about the snapshot `name`.
+    fn ask_about(&self, name: &str, request: &SnapshotRequest) -> Outcome<SnapshotReply> {
+        self.ask(request).map_err(|e| self.why(name, e))
+    }
+
+    /// The reason of a refusal.
+    fn why(&self, name: &str, e: Errno) -> Failure {
+        let why = match e {
+            Errno::EXIST => "there is a snapshot of this name already",
+            Errno::NOENT => "there is no snapshot of this name",
+            Errno::BUSY => "it is mounted: unmount it first",
+            Errno::INVAL | Errno::NAMETOOLONG => {
+                "no name for a snapshot: up to 255 bytes of text without '/', ',' and control \
+                 characters"
+            }
+            Errno::PERM => "only root and the user who mounted the volume may do that",
+            Errno::ROFS => "the volume is mounted for reading only",
+            e => return mounted(&self.dir, e),
+        };
+        Failure::new(format!("snapshot {name:?}: {why}"))
+    }
+
+    fn all(&self, exclusive: bool) -> Outcome<Vec<ToldSnapshot>> {
+        let (mut all, mut from) = (Vec::new(), Some(0));
+        while let Some(first) = from {
+            let request = SnapshotRequest::List {
+                from: first,
+                exclusive,
+            };
+            let reply = self.ask(&request).map_err(|e| mounted(&self.dir, e))?;
+            all.extend(reply.snapshots);
+            from = reply.next;
+        }
+        Ok(all)
+    }
+}
+
+/// The directory and the name out of `[DIR] NAME`.
+fn place_and_name(words: &[String]) -> Outcome<(Place, &str)> {
+    let (dir, name) = match words {
+        [name] => (".", name),
+        [dir, name] => (&dir[..], name),
+        _ => return Err(Failure::new("give [DIR] NAME")),
+    };
+    if name.contains('/') {
+        let why = "a name of a snapshot has no slash: give DIR and then NAME";
+        return Err(Failure::new(format!("{name:?}: {why}")));
+    }
+    Ok((Place::at(Path::new(dir))?, name))
+}
+
+pub fn run(args: &Snapshot) -> Outcome {
+    match &args.verb {
+        SnapshotVerb::Create(args) => create(&args.words, args.json),
+        SnapshotVerb::List(args) => list(&args.dir, args.json, !args.quick),
+        SnapshotVerb::Rm(args) => {
+            let (place, name) = place_and_name(&args.words)?;
+            let request = SnapshotRequest::Remove { name: name.into() };
+            place.ask_about(name, &request)?;
+            if args.json {
+                say!("{:#}", json!({ "removed": name }))?;
+            }
+            Ok(())
+        }
+        SnapshotVerb::Policy(args) => policy(&args.words, args.json),
+    }
+}
+
+fn create(words: &[String], as_json: bool) -> Outcome {
+    let (place, name) = place_and_name(words)?;
+    // Asks first, so that the kernel does not write back another file system as a whole.
+    let root = &place.root;
+    root.stats_json().map_err(|e| mounted(&place.dir, e))?;
+    root.write_back().map_err(|e| mounted(&place.dir, e))?;
+    let request = SnapshotRequest::Create { name: name.into() };
+    let reply = place.ask_about(name, &request)?;
+    if as_json {
+        let made: Vec<Value> = reply.snapshots.iter().map(as_value).collect();
+        say!("{:#}", made.first().unwrap_or(&Value::Null))?;
+    }
+    Ok(())
+}
+
+fn as_value(told: &ToldSnapshot) -> Value {
+    let mut out = json!({
+        "name": told.name,
+        "id": told.id,
+        "seq": told.seq,
+        "time": told.time(),
+        "time_secs": told.secs,
+        "made_by": told.made_by,
+    });
+    if let Some(bytes) = told.exclusive_bytes {
+        out["exclusive_bytes"] = bytes.into();
+    }
+    out
+}
+
+fn list(dir: &Path, as_json: bool, exclusive: bool) -> Outcome {
+    let all = Place::at(dir)?.all(exclusive)?;
+    if as_json {
+        let all: Vec<Value> = all.iter().map(as_value).collect();
+        return say!("{:#}", Value::from(all));
+    }
+    for told in &all {
+        let bytes = told.exclusive_bytes.map(Size::new);
+        let bytes = bytes.map_or_else(String::new, |bytes| bytes.to_string());
+        say!(
+            "{}  {bytes:>8}  {:<8}  {}",
+            told.time(),
+            told.made_by,
+            told.name
+        )?;
+    }
+    Ok(())
+}
+
+fn policy(words: &[String], as_json: bool) -> Outcome {
+    let is_policy = |word: &str| word == "none" || word.contains('=');
+    let (dir, set) = match words {
+        [] => (".", None),
+        [one] if is_policy(one) => (".", Some(one)),
+        [dir] => (&dir[..], None),
+        [dir, set] => (&dir[..], Some(set)),
+        _ => return Err(Failure::new("give [DIR] [POLICY]")),
+    };
+    if let Some(text) = set {
+        text.parse::<Policy>().map_err(Failure::new_from)?;
+    }
+    let place = Place::at(Path::new(dir))?;
+    let request = SnapshotRequest::Policy { set: set.cloned() };
+    let reply = place.ask(&request).map_err(|e| match e {
+        Errno::PERM => Failure::at(
+            &place.dir,
+            "only root and the user who mounted the volume may set the policy",
+        ),
+        e => mounted(&place.dir, e),
+    })?;
+    let told = reply.policy.unwrap_or_default();
+    match as_json {
+        true => say!("{:#}", json!({ "policy": told })),
+        false => say!("{told}"),
+    }
+}

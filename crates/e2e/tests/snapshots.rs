@@ -1,0 +1,190 @@
+//! Snapshots of the volume through the command, on mounts of both transports.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Output;
+
+use ramet_e2e::{Bed, ramet_bin, run, run_ok};
+use serde_json::Value;
+
+const TRANSPORTS: [&str; 2] = ["io_uring", "no_io_uring"];
+
+fn ramet(args: &[&str]) -> Output {
+    run(ramet_bin(), args)
+}
+
+fn done(args: &[&str]) -> String {
+    run_ok(ramet_bin(), args)
+}
+
+/// The refusal of a command.
+fn refused(args: &[&str]) -> String {
+    let out = ramet(args);
+    assert!(!out.status.success(), "{args:?} is not refused");
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("temporary paths are UTF-8")
+}
+
+fn list(dir: &str) -> Vec<Value> {
+    let told = done(&["snapshot", "list", "--json", dir]);
+    serde_json::from_str(&told).expect("JSON")
+}
+
+fn names(dir: &str) -> Vec<String> {
+    let told = list(dir).into_iter();
+    told.map(|one| one["name"].as_str().expect("a name").to_owned())
+        .collect()
+}
+
+#[test]
+fn snapshots_are_made_told_mounted_and_removed() {
+    for transport in TRANSPORTS {
+        let bed = Bed::new("256M");
+        let mount = bed.mount(&["-o", transport]);
+        let root = text(mount.root()).to_owned();
+        let file = mount.root().join("dir/file");
+        fs::create_dir(mount.root().join("dir")).expect("there is room");
+        fs::write(&file, "before").expect("there is room");
+        fs::hard_link(&file, mount.root().join("other")).expect("there is room");
+        let number = fs::metadata(&file).expect("it is there").ino();
+        let before = mount.stat();
+        done(&["snapshot", "create", &root, "one"]);
+        let after = mount.stat();
+        assert_eq!(after["snapshots"], 1);
+        assert_eq!(
+            after["seq"].as_u64(),
+            before["seq"].as_u64().map(|seq| seq + 1),
+            "one record"
+        );
+        fs::write(&file, "later").expect("there is room");
+        fs::remove_file(mount.root().join("other")).expect("it is there");
+        done(&["snapshot", "create", &root, "two"]);
+        assert_eq!(names(&root), ["one", "two"]);
+        assert!(list(&root)[0]["exclusive_bytes"].is_u64());
+        assert!(refused(&["snapshot", "create", &root, "one"]).contains("already"));
+        assert!(refused(&["snapshot", "rm", &root, "none"]).contains("no snapshot"));
+        assert!(refused(&["snapshot", "create", &root, "a/b"]).contains("no slash"));
+        assert!(refused(&["snapshot", "create", "/", "one"]).contains("not on a Ramet mount"));
+        mount.umount();
+        let volume = bed.volume();
+        let writes = ["mount", "-o", "snapshot=one", text(&volume), &root];
+        assert!(refused(&writes).contains("'ro'"));
+        let missing = ["mount", "-o", "ro,snapshot=no", text(&volume), &root];
+        assert!(refused(&missing).contains("no snapshot"));
+        let shown = bed.mount(&["-o", transport, "-o", "ro,snapshot=one"]);
+        assert_eq!(fs::read_to_string(&file).expect("it is there"), "before");
+        let other = fs::metadata(shown.root().join("other")).expect("it is there");
+        assert_eq!((other.nlink(), other.ino()), (2, number));
+        for error in [
+            fs::write(&file, "x").expect_err("a snapshot"),
+            fs::remove_file(&file).expect_err("a snapshot"),
+            fs::create_dir(shown.root().join("new")).expect_err("a snapshot"),
+        ] {
+            assert_eq!(error.raw_os_error(), Some(30), "{error}");
+        }
+        let made = refused(&["snapshot", "create", &root, "three"]);
+        assert!(made.contains("reading only"), "{made}");
+        shown.umount();
+        let mount = bed.mount(&["-o", transport]);
+        assert_eq!(fs::read_to_string(&file).expect("it is there"), "later");
+        done(&["snapshot", "rm", &root, "one"]);
+        assert_eq!(names(&root), ["two"]);
+        mount.umount();
+        bed.fsck();
+    }
+}
+
+#[test]
+fn bytes_of_mappings_are_in_a_snapshot() {
+    const STORES: &str = r#"
+import mmap, os, subprocess, sys
+root, ramet = sys.argv[1:3]
+fd = os.open(root + "/mapped", os.O_RDWR | os.O_CREAT)
+os.ftruncate(fd, 1 << 20)
+pages = mmap.mmap(fd, 1 << 20)
+for number in range(20):
+    pages[number * 4096:number * 4096 + 4] = b"%04d" % number
+    subprocess.run([ramet, "snapshot", "create", root, "s%d" % number], check=True)
+"#;
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let root = text(mount.root()).to_owned();
+    run_ok("python3", &["-c", STORES, &root, text(ramet_bin())]);
+    mount.umount();
+    for number in [0, 7, 19] {
+        let option = format!("ro,snapshot=s{number}");
+        let shown = bed.mount(&["-o", &option]);
+        let bytes = fs::read(shown.root().join("mapped")).expect("it is there");
+        for page in 0..20 {
+            let told = &bytes[page * 4096..page * 4096 + 4];
+            let stored = format!("{page:04}").into_bytes();
+            let want = if page <= number { stored } else { vec![0; 4] };
+            assert_eq!(told, want, "page {page} of {number}");
+        }
+        shown.umount();
+    }
+}
+
+#[test]
+fn users_may_list_snapshots_and_nothing_else() {
+    let bed = Bed::new("256M");
+    let bin = bed.command_for_others();
+    let mount = bed.mount(&[]);
+    let root = text(mount.root()).to_owned();
+    done(&["snapshot", "create", &root, "one"]);
+    let as_user = |args: &[&str]| {
+        let all = [
+            &["--reuid=1234", "--regid=1234", "--clear-groups", text(&bin)],
+            args,
+        ];
+        run("setpriv", &all.concat())
+    };
+    assert!(as_user(&["snapshot", "list", &root]).status.success());
+    assert!(as_user(&["snapshot", "policy", &root]).status.success());
+    for args in [
+        &["snapshot", "create", &root, "two"][..],
+        &["snapshot", "rm", &root, "one"],
+        &["snapshot", "policy", &root, "hourly=1"],
+    ] {
+        let out = as_user(args);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(
+            !out.status.success() && said.contains("only root"),
+            "{said}"
+        );
+    }
+    assert_eq!(names(&root), ["one"]);
+    mount.umount();
+}
+
+#[test]
+fn a_policy_stands_in_the_volume_and_the_daemon_follows_it() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let root = text(mount.root()).to_owned();
+    assert_eq!(done(&["snapshot", "policy", &root]).trim(), "none");
+    assert!(refused(&["snapshot", "policy", &root, "yearly=1"]).contains("no part of a policy"));
+    let told = done(&["snapshot", "policy", &root, "daily=2,hourly=3"]);
+    assert_eq!(told.trim(), "hourly=3,daily=2");
+    mount.umount();
+    let mount = bed.mount(&[]);
+    // The daemon looks when it begins.
+    let made = || list(&root).len() == 2;
+    for _ in 0..300 {
+        if made() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let makers: Vec<_> = list(&root)
+        .into_iter()
+        .map(|s| s["made_by"].clone())
+        .collect();
+    assert_eq!(makers, ["hourly", "daily"]);
+    mount.umount();
+    bed.fsck();
+}

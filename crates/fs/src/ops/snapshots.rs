@@ -1,0 +1,424 @@
+//! Snapshots of the volume: the whole of it as it was at one moment.
+//!
+//! A snapshot is a clone of the root's range into a key range of its own, which no name and no
+//! clone of the root leads to, and a record with its name. One batch makes it, and one batch removes
+//! it; the nodes that only it refers to are then reclaimed as those of any clone. Tables of inode
+//! numbers and counters are in it, so a volume that is opened in its window
+//! ([`crate::view`]) shows the names, contents and numbers of then. Orphans are not in it:
+//! it is the state that a crash at its moment would leave.
+//!
+//! Nothing in memory grows with the number of snapshots, and an opening reads none of their records.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use ramet_betree::{Batch, Seq, Span, exclusive_bytes, successor_of_prefix};
+use ramet_block::failpoints::{self, Fault};
+
+use crate::error::{Error, Result};
+use crate::format::keys;
+use crate::format::record::Time;
+use crate::format::snapshot::{
+    MadeBy, Period, Policy, SnapshotCounts, SnapshotRecord, check_snapshot_name,
+};
+use crate::namespace::numbers::{Numbers, takes_no_changes};
+use crate::namespace::resolve::Namespace;
+use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
+use crate::ops::times::Times;
+
+/// A snapshot, as users know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotEntry {
+    /// Its name.
+    pub name: String,
+    /// Its number. No other snapshot of the volume ever has it, and later ones have larger ones.
+    pub id: u64,
+    /// Sequence number of the journal: the snapshot has the changes up to it.
+    pub seq: Seq,
+    /// Time by the clock.
+    pub time: Time,
+    /// Its maker.
+    pub made_by: MadeBy,
+}
+
+impl SnapshotEntry {
+    fn new(name: &str, record: SnapshotRecord) -> Self {
+        Self {
+            name: name.to_owned(),
+            id: record.id,
+            seq: record.seq,
+            time: record.time,
+            made_by: record.made_by,
+        }
+    }
+}
+
+/// Snapshots of the volume.
+pub struct Snapshots {
+    pub(super) namespace: Arc<Namespace>,
+    pub(super) numbers: Arc<Numbers>,
+    pub(super) times: Arc<Times>,
+    /// Held over each change of the set of snapshots.
+    pub(super) registry: Mutex<()>,
+    /// Views that are open, by the id of the snapshot.
+    viewed: Arc<Mutex<HashMap<u64, usize>>>,
+}
+
+/// Keeps a snapshot from being removed.
+pub(crate) struct Viewed {
+    id: u64,
+    viewed: Arc<Mutex<HashMap<u64, usize>>>,
+}
+
+impl Drop for Viewed {
+    fn drop(&mut self) {
+        let mut viewed = self.viewed.lock();
+        if let Some(count) = viewed.get_mut(&self.id) {
+            *count -= 1;
+            if *count == 0 {
+                viewed.remove(&self.id);
+            }
+        }
+    }
+}
+
+impl Snapshots {
+    pub(crate) fn new(
+        namespace: &Arc<Namespace>,
+        numbers: &Arc<Numbers>,
+        times: &Arc<Times>,
+    ) -> Self {
+        Self {
+            namespace: Arc::clone(namespace),
+            numbers: Arc::clone(numbers),
+            times: Arc::clone(times),
+            registry: Mutex::new(()),
+            viewed: Arc::default(),
+        }
+    }
+
+    /// Makes a snapshot of the volume as it is now. Atomic, durable with the next sync, and one
+    /// record of the journal for a volume of any size.
+    ///
+    /// # Errors
+    /// `Exists`, `Invalid` and `NameTooLong` for the name, and those of the tree.
+    pub fn create(&self, name: &str) -> Result<SnapshotEntry> {
+        self.create_as(name, MadeBy::User)
+    }
+
+    pub(super) fn create_as(&self, name: &str, made_by: MadeBy) -> Result<SnapshotEntry> {
+        check_snapshot_name(name)?;
+        match self.numbers.store_all() {
+            // Numbers that are in memory only are others in the snapshot.
+            Err(error) if takes_no_changes(&error) => {}
+            done => done?,
+        }
+        self.namespace.tree.admit(RECORDS_BYTES)?;
+        let _registry = self.registry.lock();
+        self.create_held(name, made_by)
+    }
+
+    /// The same for a caller that holds the registry.
+    pub(super) fn create_held(&self, name: &str, made_by: MadeBy) -> Result<SnapshotEntry> {
+        if self.stored(name)?.is_some() {
+            return Err(Error::Exists);
+        }
+        let counts = self.counts()?;
+        if counts.next_id >= keys::SNAPSHOT_IDS_MAX {
+            return Err(Error::TooManyLinks);
+        }
+        let record = self.namespace.until_applied(|round| {
+            let record = SnapshotRecord {
+                id: counts.next_id,
+                seq: 0,
+                time: self.times.now(),
+                made_by,
+            };
+            self.create_now((name, record), counts, round)
+        })?;
+        Ok(SnapshotEntry::new(name, record))
+    }
+
+    /// Makes the snapshot, if it has not to wait.
+    fn create_now(
+        &self,
+        (name, mut record): (&str, SnapshotRecord),
+        counts: SnapshotCounts,
+        round: Round,
+    ) -> Result<(SnapshotRecord, Seq)> {
+        let tree = &self.namespace.tree;
+        let mut tx = Transaction::new(lock_states(&[]));
+        // Notes come and go with the links held for writing.
+        let _links = self.namespace.links.read();
+        let indexes = self.namespace.unsettled.indexes();
+        // Each change of a file is applied with the topology held for reading.
+        let topology = self.namespace.topology.write();
+        record.seq = tree.stats().seq;
+        let base = keys::snapshot_base(record.id);
+        let mut ranges = keys::ranges_of_snapshots().to_vec();
+        ranges.retain(|(index, ..)| indexes.contains(index));
+        for (index, lo, hi) in ranges {
+            let prefix = [&[index], &base[..]].concat();
+            if index == keys::DATA && failpoints::is_on(Fault::SnapshotTorn) {
+                tree.apply(std::mem::take(&mut tx.batch))?;
+            }
+            tx.batch.clone_range(lo, Some(hi), 1, prefix);
+        }
+        tx.batch.put(keys::snapshot_record(name), record.encode());
+        let counts = SnapshotCounts {
+            next_id: record.id + u64::from(!failpoints::is_on(Fault::SnapshotIdGivenAgain)),
+            count: counts.count + 1,
+        };
+        tx.batch.put(keys::snapshot_counts(), counts.encode());
+        // Merged segments and flushed messages can wait for the background.
+        let seq = tx.apply_or_defer(&topology, tree, round.as_it_is())?;
+        Ok((record, seq))
+    }
+
+    /// Removes a snapshot. Atomic, durable with the next sync; the space that only the snapshot
+    /// uses comes back in the background.
+    ///
+    /// # Errors
+    /// `NotFound`, `Busy` while it is viewed, and those of the tree.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        self.namespace.tree.admit(RECORDS_BYTES)?;
+        let _registry = self.registry.lock();
+        self.remove_held(name)
+    }
+
+    /// The same for a caller that holds the registry.
+    fn remove_held(&self, name: &str) -> Result<()> {
+        let record = self.stored(name)?.ok_or(Error::NotFound)?;
+        let viewed = self.viewed.lock();
+        if viewed.contains_key(&record.id) {
+            return Err(Error::Busy);
+        }
+        let counts = self.counts()?;
+        let mut batch = Batch::new();
+        let base = keys::snapshot_base(record.id);
+        for index in keys::INDEXES {
+            if index != keys::DATA || !failpoints::is_on(Fault::SnapshotContentsKept) {
+                batch.delete_prefix([&[index], &base[..]].concat());
+            }
+        }
+        batch.delete(keys::snapshot_record(name));
+        let counts = SnapshotCounts {
+            count: counts.count.saturating_sub(1),
+            ..counts
+        };
+        batch.put(keys::snapshot_counts(), counts.encode());
+        // A view of the snapshot begins before the batch, and is told above, or finds no record.
+        self.namespace.tree.apply(batch)?;
+        Ok(())
+    }
+
+    /// Keeps the snapshot from being removed as long as the result lives. Returns the bytes that
+    /// its keys have behind the index, too.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of the tree.
+    pub(crate) fn view(&self, name: &str) -> Result<(Viewed, Bytes)> {
+        let mut viewed = self.viewed.lock();
+        let record = self.stored(name)?.ok_or(Error::NotFound)?;
+        *viewed.entry(record.id).or_default() += 1;
+        let view = Viewed {
+            id: record.id,
+            viewed: Arc::clone(&self.viewed),
+        };
+        Ok((view, keys::snapshot_base(record.id)))
+    }
+
+    /// The snapshot with this name.
+    ///
+    /// # Errors
+    /// `NotFound`, and those of the tree.
+    pub fn find(&self, name: &str) -> Result<SnapshotEntry> {
+        let record = self.stored(name)?.ok_or(Error::NotFound)?;
+        Ok(SnapshotEntry::new(name, record))
+    }
+
+    /// All snapshots, in the order in which they were made.
+    ///
+    /// # Errors
+    /// `Corrupt`, and those of the tree.
+    pub fn list(&self) -> Result<Vec<SnapshotEntry>> {
+        let prefix = keys::snapshot_records();
+        let end = successor_of_prefix(&prefix);
+        let mut found = Vec::new();
+        for item in self.namespace.tree.scan(&prefix, end.as_deref()) {
+            let (key, value) = item?;
+            let name = std::str::from_utf8(&key[prefix.len()..]);
+            let name = name.map_err(|_| Error::Corrupt {
+                what: "name of a snapshot",
+                detail: format!("{key:?}"),
+            })?;
+            found.push(SnapshotEntry::new(name, SnapshotRecord::decode(&value)?));
+        }
+        found.sort_unstable_by_key(|entry| entry.id);
+        Ok(found)
+    }
+
+    /// The number of snapshots.
+    ///
+    /// # Errors
+    /// `Corrupt`, and those of the tree.
+    pub fn count(&self) -> Result<u64> {
+        Ok(self.counts()?.count)
+    }
+
+    /// An estimate of the bytes of names, attributes and contents in all snapshots, each counted in
+    /// full.
+    #[must_use]
+    pub fn logical_bytes(&self) -> u64 {
+        let ranges = keys::INDEXES.map(|index| Span::prefix(keys::snapshots(index)));
+        let bytes = ranges
+            .iter()
+            .map(|span| self.namespace.tree.live_bytes(span));
+        bytes.sum()
+    }
+
+    /// The bytes that only this snapshot uses, of each of these: they come back when it is removed
+    /// and the others are not. All are of one checkpoint, which is written first if it `is_fresh`.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub fn exclusive_bytes(&self, ids: &[u64], is_fresh: bool) -> Result<Vec<u64>> {
+        let ranges = |id: &u64| {
+            let base = keys::snapshot_base(*id);
+            let of = |index| Span::prefix([&[index], &base[..]].concat());
+            keys::INDEXES.map(of).to_vec()
+        };
+        let lists: Vec<_> = ids.iter().map(ranges).collect();
+        Ok(exclusive_bytes(&self.namespace.tree, &lists, is_fresh)?)
+    }
+
+    /// The policy by which [`Snapshots::follow_policy`] makes snapshots.
+    ///
+    /// # Errors
+    /// `Corrupt`, and those of the tree.
+    pub fn policy(&self) -> Result<Policy> {
+        let Some(stored) = self.namespace.tree.get(&keys::snapshot_policy())? else {
+            return Ok(Policy::default());
+        };
+        let text = std::str::from_utf8(&stored).unwrap_or_default();
+        text.parse().map_err(|_| Error::Corrupt {
+            what: "policy of snapshots",
+            detail: format!("{stored:?}"),
+        })
+    }
+
+    /// Stores the policy.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub fn set_policy(&self, policy: Policy) -> Result<()> {
+        let mut batch = Batch::new();
+        match policy.is_empty() {
+            true => batch.delete(keys::snapshot_policy()),
+            false => batch.put(keys::snapshot_policy(), policy.to_string().into_bytes()),
+        }
+        self.namespace.tree.apply(batch)?;
+        Ok(())
+    }
+
+    /// Makes the snapshots that the policy wants by now, and removes those of its own that it keeps
+    /// no longer. To be called every minute or so. A period in which the volume is not mounted, or
+    /// in which the clock is elsewhere, gets none. Returns the names of the snapshots that were made
+    /// and removed.
+    ///
+    /// # Errors
+    /// Those of [`Snapshots::create`] and [`Snapshots::remove`]. Changes until then stay.
+    pub fn follow_policy(&self) -> Result<Vec<String>> {
+        let policy = self.policy()?;
+        if policy.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut changed = Vec::new();
+        for period in Period::ALL {
+            if policy.keep(period) > 0 {
+                self.follow(period, policy.keep(period) as usize, &mut changed)?;
+            }
+        }
+        Ok(changed)
+    }
+
+    fn follow(&self, period: Period, keep: usize, changed: &mut Vec<String>) -> Result<()> {
+        let made_by = MadeBy::Policy(period);
+        let mut own: Vec<_> = self.list()?;
+        own.retain(|entry| entry.made_by == made_by);
+        let now = self.times.now();
+        let number = period.number_at(now);
+        if !own
+            .iter()
+            .any(|entry| period.number_at(entry.time) == number)
+        {
+            let name = format!("{}-{}", period.word(), utc(now));
+            match self.create_as(&name, made_by) {
+                Ok(entry) => {
+                    own.push(entry);
+                    changed.push(name);
+                }
+                // A user took the name.
+                Err(Error::Exists) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let too_many = own.len().saturating_sub(keep);
+        for entry in own.drain(..too_many) {
+            match self.remove(&entry.name) {
+                // A user removed it, or looks at it.
+                Err(Error::NotFound | Error::Busy) => {}
+                done => {
+                    done?;
+                    changed.push(entry.name);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn stored(&self, name: &str) -> Result<Option<SnapshotRecord>> {
+        let value = self.namespace.tree.get(&keys::snapshot_record(name))?;
+        value
+            .map(|value| SnapshotRecord::decode(&value))
+            .transpose()
+    }
+
+    fn counts(&self) -> Result<SnapshotCounts> {
+        let stored = self.namespace.tree.get(&keys::snapshot_counts())?;
+        SnapshotCounts::decode(stored.as_ref())
+    }
+}
+
+/// A time in UTC, to the second: `20261125T220000Z`.
+pub(crate) fn utc(time: Time) -> String {
+    const DAY: i64 = 24 * 60 * 60;
+    let (days, secs) = (time.secs.div_euclid(DAY), time.secs.rem_euclid(DAY));
+    // Days are counted from 0000-03-01, so that a leap day ends its year.
+    let days = days + 719_468;
+    let (era, of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year + era * 400 + i64::from(month <= 2);
+    let (hour, minute, second) = (secs / 3600, secs / 60 % 60, secs % 60);
+    format!("{year:04}{month:02}{day:02}T{hour:02}{minute:02}{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_in_utc() {
+        let told = |secs| utc(Time { secs, nanos: 0 });
+        assert_eq!(told(0), "19700101T000000Z");
+        assert_eq!(told(951_782_400), "20000229T000000Z");
+        assert_eq!(told(1_795_644_000), "20261125T220000Z");
+        assert_eq!(told(-1), "19691231T235959Z");
+    }
+}

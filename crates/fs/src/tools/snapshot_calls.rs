@@ -1,0 +1,139 @@
+//! The control call about snapshots of the volume ([`crate::control::SNAPSHOT`]): requests and
+//! answers, which the caller and the daemon exchange as JSON.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::format::record::Time;
+use crate::ops::snapshots::{SnapshotEntry, Snapshots, utc};
+
+/// A request about snapshots.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum SnapshotRequest {
+    /// Make one. Answered by it.
+    Create {
+        /// Its name.
+        name: String,
+    },
+    /// Remove one.
+    Remove {
+        /// Its name.
+        name: String,
+    },
+    /// Tell some of them, in the order in which they were made.
+    List {
+        /// The first has this id, or a later one.
+        from: u64,
+        /// Tell the bytes that only each of them uses, too.
+        exclusive: bool,
+    },
+    /// Tell the policy.
+    Policy {
+        /// Store this one first: `hourly=24,daily=7`, or `none`.
+        set: Option<String>,
+    },
+}
+
+impl SnapshotRequest {
+    /// Whether every user may ask. Other requests are for those that could write to the device of
+    /// the volume.
+    #[must_use]
+    pub fn is_for_all(&self) -> bool {
+        matches!(self, Self::List { .. } | Self::Policy { set: None })
+    }
+}
+
+/// A snapshot in an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToldSnapshot {
+    /// Its name.
+    pub name: String,
+    /// Its number.
+    pub id: u64,
+    /// Sequence number of its moment.
+    pub seq: u64,
+    /// Seconds since 1970, by the clock of then.
+    pub secs: i64,
+    /// Nanoseconds of the second.
+    pub nanos: u32,
+    /// Its maker: `user`, `rollback`, or a period of the policy.
+    pub made_by: String,
+    /// Bytes that only it uses, if they were asked for.
+    pub exclusive_bytes: Option<u64>,
+}
+
+impl ToldSnapshot {
+    /// Its time in UTC, to the second.
+    #[must_use]
+    pub fn time(&self) -> String {
+        utc(Time {
+            secs: self.secs,
+            nanos: self.nanos,
+        })
+    }
+}
+
+impl From<SnapshotEntry> for ToldSnapshot {
+    fn from(entry: SnapshotEntry) -> Self {
+        Self {
+            id: entry.id,
+            seq: entry.seq,
+            secs: entry.time.secs,
+            nanos: entry.time.nanos,
+            made_by: entry.made_by.word().to_owned(),
+            exclusive_bytes: None,
+            name: entry.name,
+        }
+    }
+}
+
+/// The answer to a [`SnapshotRequest`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotReply {
+    /// Snapshots.
+    pub snapshots: Vec<ToldSnapshot>,
+    /// The id to go on from with the list, unless it is complete.
+    pub next: Option<u64>,
+    /// The policy.
+    pub policy: Option<String>,
+}
+
+/// Snapshots in one answer: it fits an ioctl with the longest names.
+const LISTED_AT_ONCE: usize = 16;
+
+/// Carries a request out.
+///
+/// # Errors
+/// Those of [`Snapshots`]; `Invalid` for a policy that makes no sense.
+pub fn answer_snapshots(snapshots: &Snapshots, request: &SnapshotRequest) -> Result<SnapshotReply> {
+    let mut reply = SnapshotReply::default();
+    match request {
+        SnapshotRequest::Create { name } => {
+            reply.snapshots.push(snapshots.create(name)?.into());
+        }
+        SnapshotRequest::Remove { name } => snapshots.remove(name)?,
+        SnapshotRequest::List { from, exclusive } => {
+            let mut all = snapshots.list()?;
+            all.retain(|entry| entry.id >= *from);
+            reply.next = all.get(LISTED_AT_ONCE).map(|entry| entry.id);
+            all.truncate(LISTED_AT_ONCE);
+            let ids: Vec<u64> = all.iter().map(|entry| entry.id).collect();
+            reply.snapshots = all.into_iter().map(ToldSnapshot::from).collect();
+            if *exclusive {
+                let bytes = snapshots.exclusive_bytes(&ids, *from == 0)?;
+                for (told, bytes) in reply.snapshots.iter_mut().zip(bytes) {
+                    told.exclusive_bytes = Some(bytes);
+                }
+            }
+        }
+        SnapshotRequest::Policy { set } => {
+            if let Some(text) = set {
+                let policy = text.parse();
+                snapshots.set_policy(policy.map_err(|_| Error::Invalid("policy of snapshots"))?)?;
+            }
+            reply.policy = Some(snapshots.policy()?.to_string());
+        }
+    }
+    Ok(reply)
+}

@@ -1,0 +1,452 @@
+//! Snapshots of the volume hold everything of their moment, and nothing changes them.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use common::{make, open, volume};
+use ramet_block::{Device, MemDevice};
+use ramet_fs::{
+    Caller, Clock, CloneMode, Error, FormatOptions, Ino, Kind, MadeBy, OpenOptions, Period,
+    ROOT_INO, RenameMode, SetXattr, Time, Volume, view,
+};
+
+/// An object as a reader sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seen {
+    /// Number and generation.
+    identity: (Ino, u64),
+    nlink: u32,
+    content: Vec<u8>,
+    note: Vec<u8>,
+}
+
+type Tree = BTreeMap<String, Seen>;
+
+fn names(volume: &Volume, dir: Ino) -> Vec<Vec<u8>> {
+    let mut names = Vec::new();
+    let each = |entry: &ramet_fs::DirEntry| {
+        names.push(entry.name.to_vec());
+        true
+    };
+    volume.directories().read(dir, 0, each).unwrap();
+    names.retain(|name| name != b"." && name != b"..");
+    names
+}
+
+/// Everything that a reader of the volume sees, by path.
+fn tree(volume: &Volume) -> Tree {
+    let mut all = Tree::new();
+    let mut todo = vec![(String::new(), ROOT_INO)];
+    while let Some((path, dir)) = todo.pop() {
+        for name in names(volume, dir) {
+            let attr = volume.names().lookup(dir, &name).unwrap();
+            let path = format!("{path}/{}", String::from_utf8(name).unwrap());
+            let content = match attr.kind {
+                Kind::Regular => volume.files().read(attr.ino, 0, 1 << 20).unwrap(),
+                _ => Vec::new(),
+            };
+            let note = volume.attributes().getxattr(attr.ino, b"user.note");
+            let seen = Seen {
+                identity: (attr.ino, attr.generation),
+                nlink: attr.nlink,
+                content,
+                note: note.unwrap_or_default().to_vec(),
+            };
+            all.insert(path.clone(), seen);
+            if attr.kind == Kind::Directory {
+                todo.push((path, attr.ino));
+            }
+        }
+    }
+    all
+}
+
+fn write(volume: &Volume, ino: Ino, text: &str) {
+    let written = volume.files().write(ino, 0, text.as_bytes(), None);
+    written.unwrap();
+}
+
+/// A directory `d` with a file, a file with two names, a clone of it with them, and a sparse file.
+fn fill(volume: &Volume) -> (Ino, Ino) {
+    let dir = make(volume, ROOT_INO, "d", Kind::Directory).ino;
+    let file = make(volume, dir, "f", Kind::Regular).ino;
+    write(volume, file, "first");
+    let attributes = volume.attributes();
+    attributes
+        .setxattr(file, b"user.note", b"old", SetXattr::Any)
+        .unwrap();
+    let linked = make(volume, dir, "l", Kind::Regular).ino;
+    write(volume, linked, "linked");
+    volume.names().link(linked, ROOT_INO, b"m").unwrap();
+    let sparse = make(volume, ROOT_INO, "sparse", Kind::Regular).ino;
+    let at = 300_000;
+    let files = volume.files();
+    files.write(sparse, at, b"end", None).unwrap();
+    let (root, trees) = (Caller::root(), volume.trees());
+    trees
+        .clone_entry(&root, dir, ROOT_INO, b"copy", CloneMode::New)
+        .unwrap();
+    (dir, file)
+}
+
+fn clean(volume: &Volume) {
+    let findings = volume.controls().check().unwrap();
+    assert!(findings.is_empty(), "{findings:?}");
+    let violations = volume.tree().verify(&mut |_| ()).unwrap();
+    assert!(violations.is_empty(), "{violations:?}");
+}
+
+#[test]
+fn a_snapshot_shows_everything_as_it_was_with_its_numbers() {
+    let (device, volume) = volume();
+    let (dir, file) = fill(&volume);
+    let before = tree(&volume);
+    let made = volume.snapshots().create("one").unwrap();
+    assert_eq!((made.id, made.made_by), (0, MadeBy::User));
+    write(&volume, file, "later");
+    let attributes = volume.attributes();
+    attributes
+        .setxattr(file, b"user.note", b"new", SetXattr::Any)
+        .unwrap();
+    let names = volume.names();
+    names.unlink(ROOT_INO, b"m").unwrap();
+    names.unlink(ROOT_INO, b"sparse").unwrap();
+    let root = Caller::root();
+    names
+        .rename((dir, b"f"), (ROOT_INO, b"moved"), RenameMode::Replace, None)
+        .unwrap();
+    let trees = volume.trees();
+    trees.remove_tree(&root, ROOT_INO, b"copy").unwrap();
+    make(&volume, ROOT_INO, "new", Kind::Directory);
+    let after = tree(&volume);
+    assert_ne!(before, after);
+    {
+        let then = view(&volume, "one").unwrap();
+        assert_eq!(tree(&then), before);
+        assert_eq!(tree(&volume), after);
+    }
+    clean(&volume);
+    volume.close().unwrap();
+    drop(volume);
+    let options = || OpenOptions {
+        read_only: true,
+        snapshot: Some("one".to_owned()),
+        ..OpenOptions::default()
+    };
+    let then = Volume::open(Arc::clone(&device), options()).unwrap();
+    assert_eq!(tree(&then), before);
+    then.close().unwrap();
+    drop(then);
+    let writes = OpenOptions {
+        read_only: false,
+        ..options()
+    };
+    assert!(Volume::open(Arc::clone(&device), writes).is_err());
+    let volume = open(&device);
+    assert_eq!(tree(&volume), after);
+    clean(&volume);
+}
+
+#[test]
+fn a_view_refuses_every_change_and_keeps_its_snapshot() {
+    let (_device, volume) = volume();
+    let (_, file) = fill(&volume);
+    volume.snapshots().create("one").unwrap();
+    let before = tree(&volume);
+    let then = view(&volume, "one").unwrap();
+    let is_read_only = |error: Error| {
+        let is = matches!(error, Error::Tree(ramet_betree::Error::ReadOnly));
+        assert!(is, "{error:?}");
+    };
+    let found = then.names().lookup(ROOT_INO, b"d").unwrap();
+    let inside = then.names().lookup(found.ino, b"f").unwrap().ino;
+    let (root, names) = (Caller::root(), then.names());
+    let new = ramet_fs::NewInode::new(Kind::Regular, 0o644);
+    is_read_only(names.create(ROOT_INO, b"x", &new).unwrap_err());
+    is_read_only(names.tmpfile(ROOT_INO, &new).unwrap_err());
+    is_read_only(names.unlink(found.ino, b"f").unwrap_err());
+    is_read_only(names.link(inside, ROOT_INO, b"x").unwrap_err());
+    let renamed = names.rename(
+        (found.ino, b"f"),
+        (ROOT_INO, b"x"),
+        RenameMode::Replace,
+        None,
+    );
+    is_read_only(renamed.unwrap_err());
+    let written = then.files().write(inside, 0, b"x", None);
+    is_read_only(written.unwrap_err());
+    let noted = then
+        .attributes()
+        .setxattr(inside, b"user.x", b"x", SetXattr::Any);
+    is_read_only(noted.unwrap_err());
+    let trees = then.trees();
+    let cloned = trees.clone_entry(&root, found.ino, ROOT_INO, b"x", CloneMode::New);
+    is_read_only(cloned.unwrap_err());
+    is_read_only(trees.remove_tree(&root, ROOT_INO, b"d").unwrap_err());
+    is_read_only(then.snapshots().create("two").unwrap_err());
+    is_read_only(then.checkpoint().unwrap_err());
+    is_read_only(then.grow(1 << 30).unwrap_err());
+    then.sync_all().unwrap();
+    then.shut_down();
+    assert_eq!(then.files().read(inside, 0, 9).unwrap(), b"first");
+    assert!(matches!(volume.snapshots().remove("one"), Err(Error::Busy)));
+    then.close().unwrap();
+    drop(then);
+    assert_eq!(tree(&volume), before);
+    write(&volume, file, "still");
+    volume.snapshots().remove("one").unwrap();
+    assert!(matches!(view(&volume, "one"), Err(Error::NotFound)));
+    clean(&volume);
+}
+
+#[test]
+fn names_are_taken_once_and_come_back_with_new_ids() {
+    let (device, volume) = volume();
+    let snapshots = volume.snapshots();
+    snapshots.create("a").unwrap();
+    assert!(matches!(snapshots.create("a"), Err(Error::Exists)));
+    assert!(matches!(snapshots.create("a/b"), Err(Error::Invalid(_))));
+    assert!(matches!(snapshots.remove("b"), Err(Error::NotFound)));
+    make(&volume, ROOT_INO, "x", Kind::Regular);
+    snapshots.create("b").unwrap();
+    snapshots.remove("a").unwrap();
+    let again = snapshots.create("a").unwrap();
+    assert_eq!((again.id, snapshots.count().unwrap()), (2, 2));
+    let list = || {
+        let all = open_list(&volume);
+        all.into_iter().map(|(name, id)| format!("{name}{id}"))
+    };
+    assert_eq!(list().collect::<Vec<_>>(), ["b1", "a2"]);
+    let seqs: Vec<_> = snapshots.list().unwrap().iter().map(|s| s.seq).collect();
+    assert!(seqs[0] < seqs[1], "{seqs:?}");
+    volume.close().unwrap();
+    drop(volume);
+    let volume = open(&device);
+    assert_eq!(open_list(&volume).len(), 2);
+    assert_eq!(volume.stats().snapshots, 2);
+    clean(&volume);
+}
+
+fn open_list(volume: &Volume) -> Vec<(String, u64)> {
+    let all = volume.snapshots().list().unwrap().into_iter();
+    all.map(|entry| (entry.name, entry.id)).collect()
+}
+
+#[test]
+fn a_snapshot_has_no_orphans_and_no_snapshots_in_it() {
+    let (_device, volume) = volume();
+    let (_, file) = fill(&volume);
+    volume.snapshots().create("one").unwrap();
+    // Both are open: one lies in the orphan area, the other where it was.
+    let unnamed = volume
+        .names()
+        .tmpfile(ROOT_INO, &ramet_fs::NewInode::new(Kind::Regular, 0o600));
+    write(&volume, unnamed.unwrap().ino, "unnamed");
+    let (root, trees) = (Caller::root(), volume.trees());
+    trees.remove_tree(&root, ROOT_INO, b"d").unwrap();
+    let visible = tree(&volume);
+    volume.snapshots().create("two").unwrap();
+    assert_eq!(volume.files().read(file, 0, 9).unwrap(), b"first");
+    let then = view(&volume, "two").unwrap();
+    assert_eq!(tree(&then), visible);
+    let orphans = then.tree().scan(b"\x01\0\x07", Some(b"\x01\0\x08"));
+    assert_eq!(orphans.count(), 0);
+    assert_eq!(then.snapshots().list().unwrap().len(), 0);
+    drop(then);
+    volume.forget_all();
+    clean(&volume);
+}
+
+#[test]
+fn a_clone_of_the_root_has_no_snapshots() {
+    let (_device, volume) = volume();
+    fill(&volume);
+    volume.snapshots().create("one").unwrap();
+    let (root, trees) = (Caller::root(), volume.trees());
+    trees
+        .clone_entry(&root, ROOT_INO, ROOT_INO, b"all", CloneMode::New)
+        .unwrap();
+    volume.snapshots().remove("one").unwrap();
+    clean(&volume);
+}
+
+/// Writes 400 files of 8 KiB anew, of bytes that do not compress.
+fn rewrite(volume: &Volume, round: u64) {
+    let mut state = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut step = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    for number in 0..400 {
+        let name = format!("f{number}");
+        let file = match volume.names().lookup(ROOT_INO, name.as_bytes()) {
+            Ok(found) => found.ino,
+            Err(_) => make(volume, ROOT_INO, &name, Kind::Regular).ino,
+        };
+        let bytes: Vec<u8> = (0..1024).flat_map(&mut step).collect();
+        volume.files().write(file, 0, &bytes, None).unwrap();
+        volume.forget(file, 1);
+    }
+}
+
+fn settled(volume: &Volume) -> u64 {
+    for _ in 0..4 {
+        volume.checkpoint().unwrap();
+    }
+    volume.stats().tree.allocated_bytes
+}
+
+#[test]
+fn removals_in_any_order_give_the_space_of_snapshots_back() {
+    const WRITTEN: u64 = 400 * 8192;
+    let small = || {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let mut shape = ramet_betree::TreeShape::default();
+        (shape.buffer_bytes, shape.memory_bytes) = (64 << 10, 64 << 10);
+        let options = OpenOptions {
+            shape: Some(shape),
+            ..OpenOptions::default()
+        };
+        Volume::open(device, options).unwrap()
+    };
+    let (volume, fresh) = (small(), small());
+    for round in 0..8 {
+        rewrite(&volume, round);
+        volume.snapshots().create(&round.to_string()).unwrap();
+    }
+    rewrite(&volume, 8);
+    rewrite(&fresh, 8);
+    let full = settled(&volume);
+    assert!(full > 8 * WRITTEN, "{full}");
+    let ids: Vec<u64> = (0..8).collect();
+    let told = volume.snapshots().exclusive_bytes(&ids, true).unwrap();
+    println!("{full} allocated, {told:?} exclusive");
+    for name in [5, 0, 7, 3, 6, 1, 4, 2] {
+        let before = settled(&volume);
+        let told = volume.snapshots().exclusive_bytes(&[name], true).unwrap()[0];
+        volume.snapshots().remove(&name.to_string()).unwrap();
+        let gained = before.saturating_sub(settled(&volume));
+        println!("{name}: {gained} came back, {told} told");
+        assert!(gained.abs_diff(told) < 256 << 10, "{gained}, not {told}");
+    }
+    let (left, alone) = (settled(&volume), settled(&fresh));
+    println!("{left} left, {alone} alone");
+    assert!(left < alone + alone / 4, "{left} {alone}");
+    clean(&volume);
+}
+
+/// A clock that a test moves.
+#[derive(Debug, Default)]
+struct Hands(AtomicI64);
+
+impl Clock for Hands {
+    fn now(&self) -> Time {
+        Time {
+            secs: self.0.load(Ordering::Relaxed),
+            nanos: 0,
+        }
+    }
+}
+
+#[test]
+fn a_policy_makes_snapshots_by_the_clock_and_removes_its_own_alone() {
+    const HOUR: i64 = 3600;
+    let (device, first) = volume();
+    first.close().unwrap();
+    drop(first);
+    let hands = Arc::new(Hands::default());
+    let clock = Some(Arc::clone(&hands) as Arc<dyn Clock>);
+    let options = OpenOptions {
+        clock,
+        ..OpenOptions::default()
+    };
+    let volume = Volume::open(device, options).unwrap();
+    let snapshots = volume.snapshots();
+    assert_eq!(snapshots.follow_policy().unwrap(), [""; 0]);
+    snapshots.create("mine").unwrap();
+    let policy = "hourly=3,daily=2".parse().unwrap();
+    snapshots.set_policy(policy).unwrap();
+    assert_eq!(snapshots.policy().unwrap(), policy);
+    for quarter in 0..4 * 50 {
+        hands.0.store(quarter * HOUR / 4, Ordering::Relaxed);
+        snapshots.follow_policy().unwrap();
+    }
+    let of = |period| {
+        let all = snapshots.list().unwrap().into_iter();
+        let own = all.filter(|entry| entry.made_by == MadeBy::Policy(period));
+        own.map(|entry| entry.time.secs / HOUR).collect::<Vec<_>>()
+    };
+    assert_eq!(of(Period::Hourly), [47, 48, 49]);
+    assert_eq!(of(Period::Daily), [24, 48]);
+    assert_eq!(snapshots.list().unwrap()[0].name, "mine");
+    // The clock goes back, and then far ahead: nothing else than the missing ones is made.
+    hands.0.store(48 * HOUR, Ordering::Relaxed);
+    assert_eq!(snapshots.follow_policy().unwrap(), [""; 0]);
+    hands.0.store(1000 * HOUR, Ordering::Relaxed);
+    assert_eq!(snapshots.follow_policy().unwrap().len(), 4);
+    assert_eq!(of(Period::Hourly), [48, 49, 1000]);
+    snapshots.set_policy("none".parse().unwrap()).unwrap();
+    hands.0.store(1001 * HOUR, Ordering::Relaxed);
+    assert_eq!(snapshots.follow_policy().unwrap(), [""; 0]);
+    clean(&volume);
+}
+
+#[test]
+fn many_snapshots_leave_the_height_and_lookups_as_they_are() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(512 << 20));
+    Volume::format(&device, &FormatOptions::default()).unwrap();
+    let volume = open(&device);
+    let dir = make(&volume, ROOT_INO, "d", Kind::Directory).ino;
+    for number in 0..2000 {
+        let file = make(&volume, dir, &format!("{number}"), Kind::Regular).ino;
+        write(&volume, file, "text");
+        volume.forget(file, 1);
+    }
+    volume.checkpoint().unwrap();
+    let visits = |volume: &Volume| {
+        volume.forget_all();
+        let before = volume.stats().tree.counts.node_visits;
+        let dir = volume.names().lookup(ROOT_INO, b"d").unwrap().ino;
+        for number in (0..2000).step_by(20) {
+            let found = volume.names().lookup(dir, format!("{number}").as_bytes());
+            volume.forget(found.unwrap().ino, 1);
+        }
+        volume.stats().tree.counts.node_visits - before
+    };
+    let (height, few) = (volume.stats().tree.height, visits(&volume));
+    for number in 0..300 {
+        let name = format!("{}", number * 7 % 2000);
+        let dir = volume.names().lookup(ROOT_INO, b"d").unwrap().ino;
+        let file = volume.names().lookup(dir, name.as_bytes()).unwrap().ino;
+        write(&volume, file, &format!("text {number}"));
+        volume.forget(file, 1);
+        let before = volume.stats().tree;
+        volume.snapshots().create(&format!("s{number}")).unwrap();
+        let after = volume.stats().tree;
+        assert_eq!(after.seq, before.seq + 1, "one record");
+    }
+    volume.checkpoint().unwrap();
+    let (high, many) = (volume.stats().tree.height, visits(&volume));
+    println!("height {height} to {high}, visits {few} to {many}");
+    assert!(high <= height + 2, "{height} {high}");
+    assert!(many < 3 * few + 200, "{few} {many}");
+    for number in [0, 150, 299] {
+        let then = view(&volume, &format!("s{number}")).unwrap();
+        let dir = then.names().lookup(ROOT_INO, b"d").unwrap().ino;
+        let name = format!("{}", number * 7 % 2000);
+        let file = then.names().lookup(dir, name.as_bytes()).unwrap().ino;
+        let told = then.files().read(file, 0, 99).unwrap();
+        assert_eq!(told, format!("text {number}").into_bytes());
+    }
+    for number in (0..300).rev() {
+        volume.snapshots().remove(&format!("s{number}")).unwrap();
+    }
+    clean(&volume);
+}
