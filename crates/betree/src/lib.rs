@@ -78,6 +78,7 @@ pub use tree::format::UnfinishedVolume;
 pub use tree::format::VOLUME_BYTES_MIN;
 pub use tree::ingest::Ingest;
 pub use tree::part::exclusive_bytes;
+pub use tree::part::newest_seq;
 pub use tree::part::window;
 pub use tree::rebuild::Rebuilt;
 pub use tree::rebuild::rebuild;

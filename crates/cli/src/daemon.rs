@@ -156,10 +156,7 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
         }
     };
     pressure::watch(&volume);
-    if !plan.options.read_only {
-        let started = policy::follow(&volume);
-        started.map_err(|e| Failure::new(format!("cannot start a thread: {}", reason(&e))))?;
-    }
+    follow_policy(&volume, plan)?;
     let unmounter = mounted.unmounter();
     let parts = (unmounter.clone(), volume.clone());
     spawn_signal_thread(signals, parts, plan.dir.clone())?;
@@ -173,6 +170,16 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
         rings,
         watcher,
     })
+}
+
+/// Starts the thread that makes snapshots by the policy of the volume.
+fn follow_policy(volume: &Arc<Volume>, plan: &Plan) -> Outcome {
+    if plan.options.read_only {
+        return Ok(());
+    }
+    let dir = plan.dir.clone();
+    let started = policy::follow(volume, move || write_back(&dir));
+    started.map_err(|e| Failure::new(format!("cannot start a thread: {}", reason(&e))))
 }
 
 /// Starts the watcher that `auto_unmount` asks for.

@@ -54,6 +54,11 @@ pub fn is_own(option: &str) -> bool {
     )
 }
 
+/// Whether an option chooses a snapshot.
+pub fn is_snapshot(option: &str) -> bool {
+    option.trim().starts_with("snapshot=")
+}
+
 /// The options of `-o`, and those that the command line has too.
 struct Options {
     mount: MountOptions,
@@ -70,7 +75,13 @@ impl Options {
             log: None,
             snapshot: None,
         };
-        for option in args.options.iter().flat_map(|list| options_in(list)) {
+        let all = || args.options.iter().flat_map(|list| options_in(list));
+        if all().any(is_snapshot) {
+            // Modes of then may open files that were closed since.
+            let mount = &mut options.mount;
+            (mount.nosuid, mount.nodev, mount.allow_other) = (true, true, false);
+        }
+        for option in all() {
             match option.trim().split_once('=') {
                 Some(("memory" | "cache_size", size)) => {
                     options.memory = Some(size.parse().map_err(Failure::new_from)?);
@@ -213,5 +224,47 @@ fn ended(child: &mut Child) -> String {
             None => format!("status {}", status.code().unwrap_or_default()),
         },
         Err(e) => e.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(list: &str) -> Options {
+        let args = Mount {
+            options: vec![list.to_owned()],
+            foreground: false,
+            memory: None,
+            log: None,
+            daemon: false,
+            volume: Some("v".into()),
+            dir: Some("d".into()),
+        };
+        Options::parse(&args, "").unwrap()
+    }
+
+    #[test]
+    fn names_of_snapshots_survive_the_options() {
+        for name in [
+            "daily",
+            "before the upgrade",
+            "a=b",
+            "ä\\'",
+            "2026-11-25T22:00",
+        ] {
+            ramet_fs::check_snapshot_name(name).unwrap();
+            let options = parsed(&format!("ro,snapshot={name},noatime"));
+            assert_eq!(options.snapshot.as_deref(), Some(name));
+        }
+    }
+
+    #[test]
+    fn a_snapshot_opens_nothing_that_was_closed_since() {
+        let then = parsed("ro,snapshot=a").mount;
+        assert!(then.nosuid && then.nodev && !then.allow_other);
+        let open = parsed("ro,snapshot=a,suid,dev,allow_other").mount;
+        assert!(!open.nosuid && !open.nodev && open.allow_other);
+        assert!(!parsed("ro").mount.nosuid);
     }
 }

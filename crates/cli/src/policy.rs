@@ -1,5 +1,5 @@
 //! The policy of snapshots: a thread of the daemon looks once a minute for the snapshots that it
-//! wants by now.
+//! wants by now. Bytes that programs stored through mappings are handed over before one is made.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -11,28 +11,39 @@ use tracing::{info, warn};
 /// Time between two looks. An hour's snapshot comes so much late at most.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// Starts the thread. It ends with the volume.
-pub fn follow(volume: &Arc<Volume>) -> io::Result<()> {
+/// Starts the thread. It ends with the volume. `write_back` has the kernel hand over the bytes that
+/// programs stored through mappings.
+pub fn follow(
+    volume: &Arc<Volume>,
+    write_back: impl Fn() -> io::Result<()> + Send + 'static,
+) -> io::Result<()> {
     let volume = Arc::downgrade(volume);
     let thread = thread::Builder::new().name("policy".into());
-    thread
-        .spawn(move || {
-            while look(&volume) {
-                thread::sleep(PAUSE)
-            }
-        })
-        .map(drop)
+    let looks = move || {
+        while look(&volume, &write_back) {
+            thread::sleep(PAUSE);
+        }
+    };
+    thread.spawn(looks).map(drop)
 }
 
 /// Makes and removes the snapshots of the policy; `false` when there is no volume any more.
-fn look(volume: &Weak<Volume>) -> bool {
+fn look(volume: &Weak<Volume>, write_back: &impl Fn() -> io::Result<()>) -> bool {
     let Some(volume) = volume.upgrade() else {
         return false;
     };
-    match volume.snapshots().follow_policy() {
-        Ok(changed) if changed.is_empty() => {}
-        Ok(changed) => info!(?changed, "snapshots by the policy"),
-        Err(error) => warn!(%error, "the policy makes no snapshot"),
+    let snapshots = volume.snapshots();
+    if snapshots.is_due().is_ok_and(|is_due| is_due)
+        && let Err(error) = write_back()
+    {
+        warn!(%error, "a snapshot lacks stores into mapped files");
+    }
+    let mut changed = Vec::new();
+    if let Err(error) = snapshots.follow_policy(&mut changed) {
+        warn!(%error, "the policy is not followed in full");
+    }
+    if !changed.is_empty() {
+        info!(?changed, "snapshots by the policy");
     }
     true
 }

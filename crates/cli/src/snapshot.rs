@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use ramet_fs::control::{SNAPSHOT, decode_stat_reply, encode_stat_reply};
-use ramet_fs::{Policy, SnapshotReply, SnapshotRequest, ToldSnapshot};
+use ramet_fs::{Policy, SnapshotReply, SnapshotRequest, ToldSnapshot, check_snapshot_name};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
@@ -47,10 +47,6 @@ impl Place {
             Errno::EXIST => "there is a snapshot of this name already",
             Errno::NOENT => "there is no snapshot of this name",
             Errno::BUSY => "it is mounted: unmount it first",
-            Errno::INVAL | Errno::NAMETOOLONG => {
-                "no name for a snapshot: up to 255 bytes of text without '/', ',' and control \
-                 characters"
-            }
             Errno::PERM => "only root and the user who mounted the volume may do that",
             Errno::ROFS => "the volume is mounted for reading only",
             e => return mounted(&self.dir, e),
@@ -82,6 +78,11 @@ fn place_and_name(words: &[String]) -> Outcome<(Place, &str)> {
     };
     if name.contains('/') {
         let why = "a name of a snapshot has no slash: give DIR and then NAME";
+        return Err(Failure::new(format!("{name:?}: {why}")));
+    }
+    if check_snapshot_name(name).is_err() {
+        let why = "no name for a snapshot: up to 255 bytes of text without '/', ',', '\"', control \
+                   characters and blanks at its ends";
         return Err(Failure::new(format!("{name:?}: {why}")));
     }
     Ok((Place::at(Path::new(dir))?, name))

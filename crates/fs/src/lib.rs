@@ -62,7 +62,7 @@ pub use format::import::{
 pub use format::ino::{Ino, ROOT_INO};
 pub use format::name::NAME_BYTES_MAX;
 pub use format::record::{Kind, Time};
-pub use format::snapshot::{MadeBy, Period, Policy, PolicyError};
+pub use format::snapshot::{MadeBy, Period, Policy, PolicyError, check_snapshot_name};
 pub use namespace::attr::Attr;
 pub use ops::access::{Caller, Capabilities, Credentials, NOBODY, Writer};
 pub use ops::attr::{Attributes, SetAttr, SetTime};

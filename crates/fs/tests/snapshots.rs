@@ -237,6 +237,22 @@ fn open_list(volume: &Volume) -> Vec<(String, u64)> {
 }
 
 #[test]
+fn a_damaged_count_keeps_no_snapshot_from_being_removed() {
+    let (_device, volume) = volume();
+    for name in ["a", "b"] {
+        volume.snapshots().create(name).unwrap();
+    }
+    let mut batch = ramet_betree::Batch::new();
+    batch.put(&b"\x01\x02\x01"[..], "x");
+    volume.tree().apply(batch).unwrap();
+    assert!(!volume.controls().check().unwrap().is_empty());
+    volume.snapshots().remove("a").unwrap();
+    let made = volume.snapshots().create("c").unwrap();
+    assert_eq!((made.id, volume.snapshots().count().unwrap()), (2, 2));
+    clean(&volume);
+}
+
+#[test]
 fn a_snapshot_has_no_orphans_and_no_snapshots_in_it() {
     let (_device, volume) = volume();
     let (_, file) = fill(&volume);
@@ -312,6 +328,7 @@ fn removals_in_any_order_give_the_space_of_snapshots_back() {
         (shape.buffer_bytes, shape.memory_bytes) = (64 << 10, 64 << 10);
         let options = OpenOptions {
             shape: Some(shape),
+            manual: true,
             ..OpenOptions::default()
         };
         Volume::open(device, options).unwrap()
@@ -334,7 +351,12 @@ fn removals_in_any_order_give_the_space_of_snapshots_back() {
         volume.snapshots().remove(&name.to_string()).unwrap();
         let gained = before.saturating_sub(settled(&volume));
         println!("{name}: {gained} came back, {told} told");
-        assert!(gained.abs_diff(told) < 256 << 10, "{gained}, not {told}");
+        // More may come back: messages that others share, and have flushed.
+        assert!(gained + (64 << 10) > told, "{gained}, not {told}");
+        assert!(
+            gained < told + told / 8 + (64 << 10),
+            "{gained}, not {told}"
+        );
     }
     let (left, alone) = (settled(&volume), settled(&fresh));
     println!("{left} left, {alone} alone");
@@ -369,14 +391,20 @@ fn a_policy_makes_snapshots_by_the_clock_and_removes_its_own_alone() {
     };
     let volume = Volume::open(device, options).unwrap();
     let snapshots = volume.snapshots();
-    assert_eq!(snapshots.follow_policy().unwrap(), [""; 0]);
+    let follow = || {
+        let mut changed = Vec::new();
+        snapshots.follow_policy(&mut changed).unwrap();
+        assert!(!snapshots.is_due().unwrap());
+        changed.len()
+    };
+    assert_eq!(follow(), 0);
     snapshots.create("mine").unwrap();
     let policy = "hourly=3,daily=2".parse().unwrap();
     snapshots.set_policy(policy).unwrap();
     assert_eq!(snapshots.policy().unwrap(), policy);
     for quarter in 0..4 * 50 {
         hands.0.store(quarter * HOUR / 4, Ordering::Relaxed);
-        snapshots.follow_policy().unwrap();
+        follow();
     }
     let of = |period| {
         let all = snapshots.list().unwrap().into_iter();
@@ -386,15 +414,23 @@ fn a_policy_makes_snapshots_by_the_clock_and_removes_its_own_alone() {
     assert_eq!(of(Period::Hourly), [47, 48, 49]);
     assert_eq!(of(Period::Daily), [24, 48]);
     assert_eq!(snapshots.list().unwrap()[0].name, "mine");
-    // The clock goes back, and then far ahead: nothing else than the missing ones is made.
-    hands.0.store(48 * HOUR, Ordering::Relaxed);
-    assert_eq!(snapshots.follow_policy().unwrap(), [""; 0]);
+    // A clock that goes back, also beyond all that is kept, makes and removes nothing.
+    for hour in (0..48).rev() {
+        hands.0.store(hour * HOUR, Ordering::Relaxed);
+        assert_eq!(follow(), 0);
+    }
+    assert_eq!(of(Period::Hourly), [47, 48, 49]);
     hands.0.store(1000 * HOUR, Ordering::Relaxed);
-    assert_eq!(snapshots.follow_policy().unwrap().len(), 4);
+    assert_eq!(follow(), 4);
     assert_eq!(of(Period::Hourly), [48, 49, 1000]);
+    // The snapshots of a period that the policy has no more go.
+    snapshots.set_policy("daily=2".parse().unwrap()).unwrap();
+    assert_eq!(follow(), 3);
+    assert_eq!(of(Period::Hourly), [0; 0]);
     snapshots.set_policy("none".parse().unwrap()).unwrap();
-    hands.0.store(1001 * HOUR, Ordering::Relaxed);
-    assert_eq!(snapshots.follow_policy().unwrap(), [""; 0]);
+    hands.0.store(2001 * HOUR, Ordering::Relaxed);
+    assert_eq!(follow(), 0);
+    assert_eq!(of(Period::Daily).len(), 2);
     clean(&volume);
 }
 

@@ -1,10 +1,12 @@
-//! Parts of an open tree: reading one by a window, and the space that only one uses.
+//! Parts of an open tree: reading one by a window, and the space that only one uses. The moment of
+//! a part that is cloned.
 
 use bytes::Bytes;
 
 use crate::check::usage::exclusive_of;
 use crate::error::Result;
 use crate::read::diff::Span;
+use crate::shape::Seq;
 use crate::tree::api::Tree;
 use crate::tree::window::Window;
 
@@ -35,6 +37,12 @@ pub fn window(tree: &Tree, base: impl Into<Bytes>) -> Tree {
         window: Window(base.into()),
         ..tree.clone()
     }
+}
+
+/// The number of the newest batch.
+#[must_use]
+pub fn newest_seq(tree: &Tree) -> Seq {
+    tree.inner.root.seq()
 }
 
 /// The space that each of these lists of disjoint ranges uses alone, in bytes, all of one

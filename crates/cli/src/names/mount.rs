@@ -77,7 +77,8 @@ pub fn run(args: &Args) -> Outcome<u8> {
     if args.sloppy {
         options.retain(|option| is_known(option));
     }
-    if rustix::process::geteuid().is_root() {
+    let is_of_today = !options.iter().any(|option| mount::is_snapshot(option));
+    if rustix::process::geteuid().is_root() && is_of_today {
         // The caller's own options come later and win.
         options.splice(0..0, ["dev".into(), "suid".into()]);
     }

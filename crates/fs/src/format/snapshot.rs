@@ -9,6 +9,7 @@ use std::str::FromStr;
 use bytes::Bytes;
 
 use crate::error::{Error, Result};
+use crate::format::keys::SNAPSHOT_IDS_MAX;
 use crate::format::name::NAME_BYTES_MAX;
 use crate::format::record::Time;
 
@@ -137,9 +138,10 @@ impl SnapshotRecord {
                 return None;
             };
             let nanos = u32::from_le_bytes(bytes[24..28].try_into().ok()?);
-            (nanos < 1_000_000_000).then_some(())?;
+            let id = u64_at(bytes, 0)?;
+            (nanos < 1_000_000_000 && id < SNAPSHOT_IDS_MAX).then_some(())?;
             Some(Self {
-                id: u64_at(bytes, 0)?,
+                id,
                 seq: u64_at(bytes, 8)?,
                 time: Time {
                     secs: u64_at(bytes, 16)?.cast_signed(),
@@ -185,13 +187,18 @@ impl SnapshotCounts {
 }
 
 /// Refuses a name that no snapshot can have. A name is text, since it stands in a line of options
-/// and on terminals: up to 255 bytes, without control characters, `/` and `,`.
-pub(crate) fn check_snapshot_name(name: &str) -> Result<()> {
+/// and on terminals: up to 255 bytes, without control characters, `/`, `,`, `"` and blanks at its
+/// ends.
+///
+/// # Errors
+/// `NameTooLong`, and `Invalid` for any other reason.
+pub fn check_snapshot_name(name: &str) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::NameTooLong);
     }
-    let is_odd = |c: char| c.is_control() || c == '/' || c == ',';
-    if name.is_empty() || name == "." || name == ".." || name.chars().any(is_odd) {
+    let is_odd = |c: char| c.is_control() || ['/', ',', '"'].contains(&c);
+    let is_no_name = name.is_empty() || name == "." || name == "..";
+    if is_no_name || name.trim() != name || name.chars().any(is_odd) {
         return Err(Error::Invalid("name of a snapshot"));
     }
     Ok(())
@@ -293,7 +300,7 @@ mod tests {
             let found = SnapshotRecord::decode(&cut);
             assert!(matches!(found, Err(Error::Corrupt { .. })), "{len}");
         }
-        for (at, byte) in [(28, 6), (28, 255), (29, 1), (31, 1), (27, 0x80)] {
+        for (at, byte) in [(28, 6), (28, 255), (29, 1), (31, 1), (27, 0x80), (7, 1)] {
             let mut bytes = bytes.to_vec();
             bytes[at] = byte;
             let found = SnapshotRecord::decode(&bytes);
@@ -334,7 +341,9 @@ mod tests {
             check_snapshot_name(good).unwrap();
         }
         let long = "x".repeat(256);
-        for bad in ["", ".", "..", "a/b", "a,b", "a\nb", "a\0", &long] {
+        for bad in [
+            "", ".", "..", "a/b", "a,b", "a\nb", "a\0", " a", "a ", "a\"b", &long,
+        ] {
             assert!(check_snapshot_name(bad).is_err(), "{bad:?}");
         }
     }

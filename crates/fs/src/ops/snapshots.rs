@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use ramet_betree::{Batch, Seq, Span, exclusive_bytes, successor_of_prefix};
+use ramet_betree::{Batch, Seq, Span, exclusive_bytes, newest_seq, successor_of_prefix};
 use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result};
@@ -155,7 +155,7 @@ impl Snapshots {
         let indexes = self.namespace.unsettled.indexes();
         // Each change of a file is applied with the topology held for reading.
         let topology = self.namespace.topology.write();
-        record.seq = tree.stats().seq;
+        record.seq = newest_seq(tree);
         let base = keys::snapshot_base(record.id);
         let mut ranges = keys::ranges_of_snapshots().to_vec();
         ranges.retain(|(index, ..)| indexes.contains(index));
@@ -315,68 +315,95 @@ impl Snapshots {
     /// Those of the tree.
     pub fn set_policy(&self, policy: Policy) -> Result<()> {
         let mut batch = Batch::new();
+        // A full volume may get a policy that keeps fewer.
+        batch.count_as_removal();
         match policy.is_empty() {
             true => batch.delete(keys::snapshot_policy()),
             false => batch.put(keys::snapshot_policy(), policy.to_string().into_bytes()),
         }
+        self.namespace.tree.admit(RECORDS_BYTES)?;
         self.namespace.tree.apply(batch)?;
         Ok(())
     }
 
-    /// Makes the snapshots that the policy wants by now, and removes those of its own that it keeps
-    /// no longer. To be called every minute or so. A period in which the volume is not mounted, or
-    /// in which the clock is elsewhere, gets none. Returns the names of the snapshots that were made
-    /// and removed.
+    /// Whether [`Snapshots::follow_policy`] would make a snapshot now.
     ///
     /// # Errors
-    /// Those of [`Snapshots::create`] and [`Snapshots::remove`]. Changes until then stay.
-    pub fn follow_policy(&self) -> Result<Vec<String>> {
+    /// Those of the tree.
+    pub fn is_due(&self) -> Result<bool> {
         let policy = self.policy()?;
         if policy.is_empty() {
-            return Ok(Vec::new());
+            return Ok(false);
         }
-        let mut changed = Vec::new();
+        let (all, now) = (self.list()?, self.times.now());
+        let mut wanted = Period::ALL.into_iter().filter(|p| policy.keep(*p) > 0);
+        Ok(wanted.any(|period| is_due(period, &all, now)))
+    }
+
+    /// Makes the snapshots that the policy wants by now, and removes those of its own that it keeps
+    /// no longer. To be called every minute or so. A period in which the volume is not mounted gets
+    /// none, nor does one that is not later than that of the newest snapshot of its kind: a clock
+    /// that goes back removes nothing. Adds the names of the snapshots that were made and removed to
+    /// `changed`.
+    ///
+    /// # Errors
+    /// The first of those of [`Snapshots::create`] and [`Snapshots::remove`]. The other periods are
+    /// followed all the same.
+    pub fn follow_policy(&self, changed: &mut Vec<String>) -> Result<()> {
+        let policy = self.policy()?;
+        if policy.is_empty() {
+            return Ok(());
+        }
+        let mut outcome = Ok(());
         for period in Period::ALL {
-            if policy.keep(period) > 0 {
-                self.follow(period, policy.keep(period) as usize, &mut changed)?;
-            }
+            let followed = self.follow(period, policy.keep(period) as usize, changed);
+            outcome = outcome.and(followed);
         }
-        Ok(changed)
+        outcome
     }
 
     fn follow(&self, period: Period, keep: usize, changed: &mut Vec<String>) -> Result<()> {
         let made_by = MadeBy::Policy(period);
-        let mut own: Vec<_> = self.list()?;
+        let mut own = self.list()?;
         own.retain(|entry| entry.made_by == made_by);
         let now = self.times.now();
-        let number = period.number_at(now);
-        if !own
-            .iter()
-            .any(|entry| period.number_at(entry.time) == number)
-        {
+        let mut outcome = Ok(());
+        if keep > 0 && is_due(period, &own, now) {
             let name = format!("{}-{}", period.word(), utc(now));
-            match self.create_as(&name, made_by) {
+            let mut made = self.create_as(&name, made_by);
+            // On a full volume the oldest one makes room for the new one.
+            if made.as_ref().is_err_and(takes_no_changes) && own.len() >= keep {
+                let oldest = own.remove(0);
+                outcome = self.prune(oldest.name, changed);
+                made = self.create_as(&name, made_by);
+            }
+            match made {
                 Ok(entry) => {
                     own.push(entry);
                     changed.push(name);
                 }
                 // A user took the name.
                 Err(Error::Exists) => {}
-                Err(error) => return Err(error),
+                Err(error) => outcome = outcome.and(Err(error)),
             }
         }
         let too_many = own.len().saturating_sub(keep);
         for entry in own.drain(..too_many) {
-            match self.remove(&entry.name) {
-                // A user removed it, or looks at it.
-                Err(Error::NotFound | Error::Busy) => {}
-                done => {
-                    done?;
-                    changed.push(entry.name);
-                }
+            outcome = outcome.and(self.prune(entry.name, changed));
+        }
+        outcome
+    }
+
+    /// Removes a snapshot of the policy, unless a user removed it, or looks at it.
+    fn prune(&self, name: String, changed: &mut Vec<String>) -> Result<()> {
+        match self.remove(&name) {
+            Err(Error::NotFound | Error::Busy) => Ok(()),
+            done => {
+                done?;
+                changed.push(name);
+                Ok(())
             }
         }
-        Ok(())
     }
 
     pub(super) fn stored(&self, name: &str) -> Result<Option<SnapshotRecord>> {
@@ -386,10 +413,29 @@ impl Snapshots {
             .transpose()
     }
 
+    /// The counts. Where they are damaged they are counted anew.
     fn counts(&self) -> Result<SnapshotCounts> {
         let stored = self.namespace.tree.get(&keys::snapshot_counts())?;
-        SnapshotCounts::decode(stored.as_ref())
+        match SnapshotCounts::decode(stored.as_ref()) {
+            Err(Error::Corrupt { .. }) => {
+                let all = self.list()?;
+                Ok(SnapshotCounts {
+                    next_id: all.last().map_or(0, |last| last.id + 1),
+                    count: all.len() as u64,
+                })
+            }
+            counts => counts,
+        }
     }
+}
+
+/// Whether the period of `now` is later than those of all snapshots that the policy made for it.
+fn is_due(period: Period, all: &[SnapshotEntry], now: Time) -> bool {
+    let own = all
+        .iter()
+        .filter(|entry| entry.made_by == MadeBy::Policy(period));
+    let newest = own.map(|entry| period.number_at(entry.time)).max();
+    newest.is_none_or(|newest| newest < period.number_at(now))
 }
 
 /// A time in UTC, to the second: `20261125T220000Z`.
