@@ -29,9 +29,9 @@ pub enum Error {
     /// The arguments make no sense together.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
-    /// A hard link would have names in two clone roots, of which the inner one has too many hard
-    /// links of its own.
-    #[error("a hard link cannot cross the root of a clone with many hard links")]
+    /// A hard link would have names in two clone roots. No operation returns it: the two are joined
+    /// first, and the operation begins anew.
+    #[error("a hard link cannot cross the root of a clone")]
     CrossRoot,
     /// Only the owner or a privileged user may do this.
     #[error("operation not permitted")]

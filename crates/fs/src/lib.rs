@@ -73,11 +73,12 @@ pub use ops::data::Files;
 pub use ops::file_flags::FileFlags;
 pub use ops::import::{Import, Imports};
 pub use ops::import_stage::ImportCounts;
+pub use ops::invalidation::Invalidation;
 pub use ops::names::Names;
 pub use ops::readdir::{DirEntry, Directories};
 pub use ops::rename::RenameMode;
 pub use ops::snapshots::{SnapshotEntry, Snapshots};
-pub use ops::trees::{Invalidation, Trees};
+pub use ops::trees::Trees;
 pub use ops::xattr::{SetXattr, XATTR_BYTES_MAX};
 pub use options::{
     AccessTime, FormatOptions, LinkStats, LockStats, MemoryStats, OpenOptions, VolumeStats,

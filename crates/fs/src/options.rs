@@ -136,6 +136,8 @@ pub struct LinkStats {
     /// Files among those in clones that no name of the clone leads to, and files that lost their
     /// last name with a tree: runs of them that were erased.
     pub links_erased: u64,
+    /// Times that the counting of a clone root failed; it is tried again.
+    pub links_failures: u64,
 }
 
 /// Memory of a process that serves a volume, in bytes.

@@ -426,13 +426,13 @@ fn volume_in(tree: Arc<Tree>, files: FileOptions) -> Result<Volume> {
     let namespace = Namespace::new(tree, stored.root, stored.counters, links_at_once)?;
     let numbers = Arc::clone(&namespace.numbers);
     let deletes = DeferredDeletes::new(&namespace, files.read_only);
-    let settling = Settling::new(&namespace, &times, &deletes, files.read_only);
+    let settling = Settling::new(&namespace, &deletes, files.read_only);
     if !files.read_only && !failpoints::is_on(Fault::OrphanKept) {
         deletes.erase_orphans()?;
     }
-    Ok(Volume {
+    let volume = Volume {
         settle_thread: SettleThread::start(&namespace, &settling, files.settles)?,
-        names: Names::new(&namespace, &numbers, &times, &deletes),
+        names: Names::new(&namespace, &numbers, (&times, &settling), &deletes),
         directories: Directories::new(&namespace, &times, &deletes),
         files: Files::new(&namespace, &times, &deletes),
         attributes: Attributes::new(&namespace, &times),
@@ -446,7 +446,13 @@ fn volume_in(tree: Arc<Tree>, files: FileOptions) -> Result<Volume> {
         settling,
         is_read_only: files.read_only,
         _viewed: None,
-    })
+    };
+    if !files.read_only
+        && let Err(error) = volume.names.joins.finish_joins()
+    {
+        tracing::warn!(%error, "a clone whose links cross its border is not whole yet");
+    }
+    Ok(volume)
 }
 
 /// `volume` as the snapshot of this name has it, for reading: every change is refused. The

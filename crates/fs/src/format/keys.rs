@@ -28,6 +28,7 @@
 //! 01 00 0C kind ...              tables of inode numbers, see [`NumberKey`]
 //! 03 P(C) 00 0D n                note of a clone root: links that are not counted yet
 //! 03 P(C) 00 0E n dir 00 01 name link entries below C that were removed with a tree
+//! 03 P(C) 00 10                  C is being joined to the clone root around it
 //! n 01 id 00 ...                 a snapshot of the volume: keys of the root's range in index n, with
 //!                                01 id behind the index
 //! 01 02 00 name                  record of the snapshot with this name
@@ -73,6 +74,7 @@ const ROOT: u8 = 11;
 const NUMBERS: u8 = 12;
 const NOTE: u8 = 13;
 const REMOVED: u8 = 14;
+const JOINING: u8 = 16;
 const PROTECTED: u8 = 15;
 
 /// First byte behind the index of the keys of snapshots, and of the keys about snapshots. The keys
@@ -497,9 +499,9 @@ pub(crate) fn removed_links(root: &[u8], number: u64) -> Bytes {
     join(&[&[NOTES], root, &[0, REMOVED], &number.to_be_bytes(), &[0]])
 }
 
-/// Prefix of the link entries that all notes of the clone root at `root` tell of.
-pub(crate) fn all_removed_links(root: &[u8]) -> Bytes {
-    join(&[&[NOTES], root, &[0, REMOVED]])
+/// Key that tells that the clone root at `root` is being joined to the one around it.
+pub(crate) fn joining(root: &[u8]) -> Bytes {
+    join(&[&[NOTES], root, &[0, JOINING]])
 }
 
 /// The subject of a key of the index of notes.
@@ -509,6 +511,8 @@ pub(crate) enum NoteKey {
     Note(u64),
     /// A link entry that the note with this number tells of.
     Removed(u64),
+    /// The clone root is being joined.
+    Joining,
 }
 
 /// The path of the clone root that a key of the index of notes belongs to, and its subject.
@@ -527,6 +531,7 @@ pub(crate) fn parse_note(key: &[u8]) -> Option<(&[u8], NoteKey)> {
                 let number = u64::from_be_bytes(*rest.first_chunk()?);
                 return Some((&key[1..at], NoteKey::Removed(number)));
             }
+            JOINING if rest.is_empty() => return Some((&key[1..at], NoteKey::Joining)),
             _ => return None,
         }
     }
@@ -876,6 +881,7 @@ mod tests {
             Some(9)
         );
         assert_eq!(note(&dir, 7)[..], *b"\x03\0\x02d\0\x0d\0\0\0\0\0\0\0\x07");
+        assert_eq!(joining(&dir)[..], *b"\x03\0\x02d\0\x10");
         let removed = [&removed_links(&dir, 7)[..], b"\x02e\0\x01f"].concat();
         assert_eq!(
             removed,
@@ -892,6 +898,10 @@ mod tests {
             assert_eq!(told_note, Some((root.to_vec(), NoteKey::Note(1 << 40))));
             let removed = [&removed_links(root, 5)[..], b"\x01f"].concat();
             assert_eq!(told(&removed), Some((root.to_vec(), NoteKey::Removed(5))));
+            assert_eq!(
+                told(&joining(root)),
+                Some((root.to_vec(), NoteKey::Joining))
+            );
             let record = shared_record(&shared_inode(root, 9));
             assert_eq!(link_of_record(root, &record), Some(9));
             let attribute = xattr(&shared_inode(root, 9), b"user.a");

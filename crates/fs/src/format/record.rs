@@ -88,7 +88,10 @@ pub(crate) const FLAG_PROTECTED: u16 = 512;
 const FLAG_PINNED: u16 = 1024;
 /// A note of the clone root is not newer than the link count of the shared inode.
 const FLAG_COUNTED: u16 = 2048;
-const FLAGS_KNOWN: u16 = 4087;
+/// The directory is a clone root that is being joined: shared inodes that it does not have are those
+/// of the clone root around it.
+pub(crate) const FLAG_JOINING: u16 = 4096;
+const FLAGS_KNOWN: u16 = 8183;
 
 /// The kind of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

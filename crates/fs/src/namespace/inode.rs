@@ -31,7 +31,7 @@ use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use crate::format::ino::{Identity, Ino};
 use crate::format::keys::Orphan;
-use crate::format::record::{FLAG_CLONE_ROOT, Kind, Record, Time};
+use crate::format::record::{FLAG_CLONE_ROOT, FLAG_JOINING, Kind, Record, Time};
 use crate::format::slots::Slot;
 use crate::namespace::known_blocks::KnownBlocks;
 use crate::namespace::notes::KnownNotes;
@@ -174,6 +174,9 @@ pub(crate) struct Inode {
     /// The inode is a clone root: shared inodes are in its hidden range. Changes once, with the
     /// links and the topology held for writing.
     is_clone_root: AtomicBool,
+    /// The clone root is being joined to the one around it (`ops/join.rs`). Changes with the links
+    /// held for writing.
+    pub(crate) is_joining: AtomicBool,
     /// Of a clone root: whether there may be link entries below it, once the tree was asked.
     /// Changes with the links held.
     pub(crate) has_links: Mutex<Option<bool>>,
@@ -208,6 +211,7 @@ impl Inode {
             names: RwLock::new(()),
             count: Mutex::new(None),
             is_clone_root: AtomicBool::new(record.has(FLAG_CLONE_ROOT)),
+            is_joining: AtomicBool::new(record.has(FLAG_JOINING)),
             has_links: Mutex::new(None),
             notes: Mutex::new(None),
             state: RwLock::new(record),
@@ -869,22 +873,27 @@ impl Table {
         }
     }
 
-    /// The inodes that the kernel has a reference to and that are shared inodes of a clone root
-    /// which are not counted up to the note `last`.
-    pub(crate) fn uncounted(&self, root: &Arc<Inode>, last: u64) -> Vec<Ino> {
+    /// The shared inodes of a clone root in memory that are not counted up to the note `last`, with
+    /// their numbers there.
+    pub(crate) fn uncounted(&self, root: &Arc<Inode>, last: u64) -> Vec<(u64, Ino)> {
         let mut found = Vec::new();
         for shard in &self.shards {
-            let held: Vec<_> = {
+            let all: Vec<_> = {
                 let shard = shard.lock();
-                let held = shard.slots.values().filter_map(|seat| seat.held.clone());
-                held.collect()
+                let all = shard.slots.values().filter_map(|seat| seat.inode.upgrade());
+                all.collect()
             };
-            let its = held.iter().filter(|inode| {
-                let location = inode.location.read();
-                matches!(&*location, Location::Shared { root: its, .. } if Arc::ptr_eq(its, root))
-            });
-            let uncounted = its.filter(|inode| inode.state.read().counted < last);
-            found.extend(uncounted.map(|inode| inode.ino));
+            for inode in all {
+                let link = match &*inode.location.read() {
+                    Location::Shared {
+                        root: its, link, ..
+                    } if Arc::ptr_eq(its, root) => *link,
+                    _ => continue,
+                };
+                if inode.state.read().counted < last {
+                    found.push((link, inode.ino));
+                }
+            }
         }
         found
     }

@@ -142,6 +142,22 @@ fn counts(
     Ok(Some(counts))
 }
 
+/// Reads the counts of a clone root before an operation takes locks that others wait for. The caller
+/// does not hold the links.
+///
+/// # Errors
+/// Those of the tree.
+pub(crate) fn read_ahead(namespace: &Namespace, root: &Arc<Inode>) -> Result<()> {
+    if !namespace.unsettled.may_have_notes() {
+        return Ok(());
+    }
+    let _links = namespace.links.read();
+    if let Some(notes) = known_notes(namespace, root)?.filter(|notes| notes.last > 0) {
+        counts(namespace, root, &notes, 0)?;
+    }
+    Ok(())
+}
+
 /// A clone root gets a note, or loses some. The caller holds the links for writing.
 pub(crate) fn note_changed(root: &Inode) {
     *root.notes.lock() = None;

@@ -2,14 +2,16 @@
 //!
 //! The purpose of notes is told in `link_counts.rs`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use ramet_betree::{Snapshot, successor_of_prefix};
 
 use crate::error::{Error, Result};
+use crate::format::ino::Ino;
 use crate::format::keys::{self, NoteKey};
 use crate::format::note::Note;
 use crate::format::record::{Record, Time};
@@ -28,6 +30,8 @@ pub(crate) struct Notes {
     pub(crate) uncounted: u64,
     /// The notes "removed", with the time of each.
     pub(crate) removed: BTreeMap<u64, Time>,
+    /// The numbers of all.
+    pub(crate) all: BTreeSet<u64>,
 }
 
 impl Notes {
@@ -48,6 +52,7 @@ impl Notes {
                 });
             };
             notes.last = notes.last.max(number);
+            notes.all.insert(number);
             match Note::decode(scan.value())? {
                 Note::Uncounted => notes.uncounted = notes.uncounted.max(number),
                 Note::Removed { at } => {
@@ -56,6 +61,14 @@ impl Notes {
             }
         }
         Ok(notes)
+    }
+}
+
+impl Notes {
+    /// Whether these are the notes `before` and later ones.
+    pub(crate) fn go_on_from(&self, before: &Self) -> bool {
+        let mut new = self.all.difference(&before.all);
+        before.all.is_subset(&self.all) && new.all(|note| *note > before.last)
     }
 }
 
@@ -175,6 +188,13 @@ impl Counts {
         record.counted = self.notes.last;
     }
 
+    /// Whether a record that is counted has to be stored before the notes go.
+    pub(crate) fn changes(&self, before: &Record, counted: &Record) -> bool {
+        let is_uncounted = before.counted < self.notes.uncounted;
+        let is_same = before.nlink == counted.nlink && before.ctime == counted.ctime;
+        !is_same || is_uncounted && before.counted != counted.counted
+    }
+
     /// Whether a name of this shared inode was removed with a tree.
     pub(crate) fn is_removed(&self, link: u64) -> bool {
         let mut removed = self.removed.range((link, 0)..=(link, u64::MAX));
@@ -213,7 +233,13 @@ pub(crate) struct Unsettled {
     /// Link entries below a tree that the batch of a clone or a removal handles one by one, at
     /// most.
     pub(crate) links_at_once: usize,
+    /// Numbers of the clone roots that got notes since the kernel was last told.
+    announced: Mutex<Vec<Ino>>,
 }
+
+/// Clone roots that are remembered until the kernel is told, at most. Of more, all are looked at when
+/// their links are counted.
+const ANNOUNCED_MAX: usize = 1 << 10;
 
 impl Unsettled {
     pub(crate) fn new(has_notes: bool, links_at_once: usize) -> Self {
@@ -221,6 +247,7 @@ impl Unsettled {
             has_notes: AtomicBool::new(has_notes),
             made: Wake::default(),
             links_at_once,
+            announced: Mutex::default(),
         }
     }
 
@@ -233,6 +260,19 @@ impl Unsettled {
     pub(crate) fn expect_note(&self) {
         self.has_notes.store(true, Ordering::SeqCst);
         self.made.wake();
+    }
+
+    /// Notes that the kernel is to be told of the shared inodes of a clone root.
+    pub(crate) fn announce(&self, root: Ino) {
+        let mut announced = self.announced.lock();
+        if announced.len() < ANNOUNCED_MAX && !announced.contains(&root) {
+            announced.push(root);
+        }
+    }
+
+    /// The clone roots of whose shared inodes the kernel is to be told.
+    pub(crate) fn take_announced(&self) -> Vec<Ino> {
+        std::mem::take(&mut *self.announced.lock())
     }
 
     /// Tells that no clone root has a note. The caller holds the links for writing.
@@ -269,6 +309,7 @@ mod tests {
             last: removed.iter().copied().max().unwrap_or(0).max(uncounted),
             uncounted,
             removed: removed.iter().map(at).collect(),
+            all: removed.iter().copied().chain([uncounted]).collect(),
         };
         Counts {
             notes: Arc::new(notes),

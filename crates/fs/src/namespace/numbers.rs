@@ -166,7 +166,12 @@ impl Numbers {
 
     /// A generation that was never given before, also not before a crash.
     pub(crate) fn generation(&self) -> Result<u64> {
-        self.given.lock().generation(&self.tree)
+        self.given.lock().generation(&self.tree, false)
+    }
+
+    /// The same for an operation that removes names, and is not refused for want of space.
+    pub(crate) fn generation_of_removal(&self) -> Result<u64> {
+        self.given.lock().generation(&self.tree, true)
     }
 
     /// The identity of the inode with this record in a directory, or of a shared inode in its clone
@@ -194,8 +199,37 @@ impl Numbers {
         if let Some(pinned) = pinned(dir, pin) {
             return Ok(Some(pinned.ino));
         }
-        let block = self.known_block(dir, slot.run())?;
+        let block = match self.known_block(dir, slot.run())? {
+            Some(block) => Some(block),
+            None => self.unstored_block(dir.identity(), slot.run()),
+        };
         Ok(block.map(|block| block.identity(slot, 0).ino))
+    }
+
+    /// A block that is in memory only.
+    fn unstored_block(&self, dir: Identity, run: Run) -> Option<Block> {
+        if !self.has_unstored.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.given.lock().unstored.blocks.get(&(dir, run)).copied()
+    }
+
+    /// The identity of the inode with this record in a directory, if it was ever shown. The
+    /// directory need not be in memory.
+    pub(crate) fn known_identity(
+        &self,
+        dir: Identity,
+        record: &Record,
+    ) -> Result<Option<Identity>> {
+        if let Some(pin) = record.pin.filter(|pin| pin.home == dir) {
+            return Ok(Some(pin.identity));
+        }
+        let run = record.slot.run();
+        let block = match stored_block(&self.tree, dir, run)? {
+            Some(block) => Some(block),
+            None => self.unstored_block(dir, run),
+        };
+        Ok(block.map(|block| block.identity(record.slot, record.birth)))
     }
 
     /// The block of a run of a directory, which is given if there is none. May wait for the device.
@@ -237,7 +271,7 @@ impl Numbers {
 
     /// Gives a block to a run that has none.
     fn give(&self, given: &mut Given, (dir, run): (Identity, Run)) -> Result<Block> {
-        let generation = match given.generation(&self.tree) {
+        let generation = match given.generation(&self.tree, false) {
             // The number is in memory only then, and so is its generation.
             Err(error) if takes_no_changes(&error) => given.unreserved_generation(),
             generation => generation?,
@@ -366,7 +400,7 @@ impl Numbers {
 }
 
 impl Given {
-    fn generation(&mut self, tree: &Tree) -> Result<u64> {
+    fn generation(&mut self, tree: &Tree, is_for_removal: bool) -> Result<u64> {
         if self.next_generation >= self.reserved_generations
             && !failpoints::is_on(Fault::NumbersNotReserved)
         {
@@ -376,6 +410,9 @@ impl Given {
             let mut batch = Batch::new();
             let value = reserved.to_le_bytes().to_vec();
             batch.put(keys::counter(COUNTERS[0]), value);
+            if is_for_removal {
+                batch.count_as_removal();
+            }
             tree.apply(batch)?;
             self.reserved_generations = reserved;
         }

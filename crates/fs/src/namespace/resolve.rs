@@ -4,6 +4,7 @@
 //! inode in memory: the one in the table, or a new one whose record it reads from the tree.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use ramet_betree::{Applied, Seq, Snapshot, Tree, successor_of_prefix};
@@ -244,7 +245,11 @@ impl Namespace {
             Entry::Link(link_entry) => link_entry,
             Entry::Deleted(_) => return Err(Error::NotFound),
         };
-        match self.resolve_link(view, dir, link_entry) {
+        let outer = match has_moved(view, link_entry.link)? {
+            true => Some(self.view(&self.parent(&view.root))?),
+            false => None,
+        };
+        match self.resolve_link(outer.as_ref().unwrap_or(view), dir, link_entry) {
             // The clone root may have been joined to another one, which moves its shared inodes.
             Err(Error::Stale | Error::Corrupt { .. })
                 if self.topology.read().generation != view.generation =>
@@ -317,6 +322,11 @@ impl Namespace {
     /// The number that a link entry of the view's directory shows.
     pub(crate) fn link_ino(&self, view: &View, link_entry: &LinkEntry) -> Result<Ino> {
         let slot = Slot::shared(link_entry.link);
+        if has_moved(view, link_entry.link)? {
+            let outer = self.topology.read().clone_root(&self.parent(&view.root));
+            let outer = outer.map_err(gone_is_not_found)?;
+            return self.numbers.ino(&outer, slot, link_entry.pin);
+        }
         self.numbers.ino(&view.root, slot, link_entry.pin)
     }
 
@@ -492,6 +502,16 @@ impl Namespace {
         }
         Ok(inside)
     }
+}
+
+/// Whether a shared inode of the view's clone root, which is being joined, has moved to the
+/// clone root around it.
+fn has_moved(view: &View, link: u64) -> Result<bool> {
+    if !view.root.is_joining.load(Ordering::SeqCst) {
+        return Ok(false);
+    }
+    let key = keys::shared_record(&keys::shared_inode(&view.root_path.path, link));
+    Ok(view.snapshot.get(&key)?.is_none())
 }
 
 fn two_owners(ino: Ino) -> Error {

@@ -19,15 +19,16 @@ use crate::format::name::check_name;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, Record, Time};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{DirPath, Inode};
-use crate::namespace::link_counts::count_links;
+use crate::namespace::link_counts::{self, count_links};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Caller;
+use crate::ops::at::At;
 use crate::ops::contents::copy_contents;
-use crate::ops::hard_links::{LinksBelow, prepare_links};
-use crate::ops::names::At;
+use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
+use crate::ops::invalidation::Invalidation;
 use crate::ops::removal::Removal;
-use crate::ops::trees::{Invalidation, Trees, Victim, invalidations};
+use crate::ops::trees::{Trees, Victim, invalidations};
 
 /// How a clone treats a destination that exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,6 +91,8 @@ impl Trees {
         self.namespace.prepare_clone(&source)?;
         self.prepare_victim(&dir, name)?;
         prepare_links(&self.namespace, &source, true)?;
+        // The links of a file are counted under the locks. To read the names takes longer.
+        link_counts::attr(&self.namespace, &source)?;
         let (stale, slot) = self
             .namespace
             .until_applied(|round| self.clone_now(caller, &source, (at, birth), mode, round))?;
@@ -129,7 +132,7 @@ impl Trees {
         }
         let _links = self.namespace.links.write();
         count_links(&self.namespace, source)?;
-        let links = LinksBelow::find(&self.namespace, source)?;
+        let links = LinksBelow::find(&self.namespace, source, Use::Cloned)?;
         let victim = found.map(|found| Victim::of(&self.namespace, found));
         let victim = victim.transpose()?;
         let mut inodes = vec![dir, source];
@@ -162,7 +165,7 @@ impl Trees {
         topology.generation += 1;
         drop(topology);
         if let Some(victim) = &victim {
-            victim.note_removed();
+            victim.note_removed(&self.namespace);
         }
         gone.into_iter()
             .flatten()

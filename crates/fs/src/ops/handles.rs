@@ -42,7 +42,19 @@ impl Names {
         link_counts::attr(&self.namespace, &inode)
     }
 
+    /// Finds the object with this number. A join of clone roots may move it meanwhile: then the way
+    /// is searched again.
     fn find_number(&self, ino: Ino) -> Result<Arc<Inode>> {
+        loop {
+            let before = self.namespace.topology.read().generation;
+            match self.try_number(ino) {
+                Err(Error::Stale) if self.namespace.topology.read().generation != before => {}
+                found => return found,
+            }
+        }
+    }
+
+    fn try_number(&self, ino: Ino) -> Result<Arc<Inode>> {
         let (mut inode, mut steps) = self.steps_to(ino)?;
         while let Some((ino, place)) = steps.pop() {
             inode = self.step_down(&inode, place).map_err(gone_is_stale)?;

@@ -14,17 +14,18 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use ramet_betree::{Batch, successor_of_prefix};
 use ramet_block::failpoints::{self, Fault};
 
-use crate::error::{Result, gone_is_not_found};
+use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::keys;
 use crate::format::note::Note;
 use crate::format::record::{FLAG_XATTRS, Kind, Time};
 use crate::namespace::inode::Inode;
-use crate::namespace::link_counts::count_links;
+use crate::namespace::link_counts::{count_links, read_ahead};
 use crate::namespace::notes::link_of;
 use crate::namespace::resolve::{Namespace, View};
 use crate::namespace::topology::Topology;
@@ -38,6 +39,15 @@ pub(crate) struct LinksBelow {
     /// The clone root that has the shared inodes.
     pub(crate) root: Arc<Inode>,
     pub(crate) below: Below,
+}
+
+/// The purpose for which the links below a directory are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// The directory is cloned.
+    Cloned,
+    /// The directory is removed, or replaced.
+    Removed,
 }
 
 /// The shared inodes of hard links below a directory.
@@ -67,14 +77,25 @@ fn has_any(view: &View, prefix: &[u8]) -> Result<bool> {
 impl LinksBelow {
     /// The link entries below a directory that is no clone root itself, if there are any. `links`
     /// is held for writing, so they stay.
-    pub(crate) fn find(namespace: &Namespace, dir: &Arc<Inode>) -> Result<Option<Self>> {
+    ///
+    /// # Errors
+    /// `NoSpace` when the directory is being joined, and that waits for room; those of the tree.
+    pub(crate) fn find(
+        namespace: &Namespace,
+        dir: &Arc<Inode>,
+        purpose: Use,
+    ) -> Result<Option<Self>> {
+        is_whole(dir)?;
         if !dir.is_dir() || dir.is_clone_root() || !may_have_links(namespace, dir)? {
             return Ok(None);
         }
         let view = namespace.view(dir)?;
         let Some(names) = few_names(&view, namespace.unsettled.links_at_once)? else {
             // Later than all notes of the clone root, as the links are held for writing.
-            let note = namespace.numbers.generation()?;
+            let note = match purpose {
+                Use::Cloned => namespace.numbers.generation()?,
+                Use::Removed => namespace.numbers.generation_of_removal()?,
+            };
             namespace.unsettled.expect_note();
             return Ok(Some(Self {
                 root: view.root,
@@ -162,6 +183,14 @@ impl LinksBelow {
     }
 }
 
+/// Refuses a clone root whose join began and could not end: its names are in two indexes.
+fn is_whole(dir: &Inode) -> Result<()> {
+    match dir.is_joining.load(Ordering::SeqCst) && dir.is_clone_root() {
+        true => Err(Error::Tree(ramet_betree::Error::NoSpace)),
+        false => Ok(()),
+    }
+}
+
 /// Names by shared inode in the link index below the view's directory; `None` for more than
 /// `len_max`.
 fn few_names(view: &View, len_max: usize) -> Result<Option<BTreeMap<u64, u32>>> {
@@ -190,9 +219,11 @@ pub(crate) fn prepare_links(
         return Ok(());
     }
     let view = namespace.view(dir)?;
-    let has_none = *view.root.has_links.lock() == Some(false);
-    if has_none || few_names(&view, namespace.unsettled.links_at_once)?.is_some() {
+    if *view.root.has_links.lock() == Some(false) {
         return Ok(());
+    }
+    if few_names(&view, namespace.unsettled.links_at_once)?.is_some() {
+        return read_ahead(namespace, &view.root);
     }
     let (root, path) = (&view.root_path.path, &view.dir.path);
     let index = keys::links_below(root, path);
@@ -208,7 +239,11 @@ pub(crate) fn prepare_links(
 
 /// Whether names of hard links whose shared inodes lie above are below this directory. `links` is
 /// held for writing.
+///
+/// # Errors
+/// As [`LinksBelow::find`].
 pub(crate) fn has_links_below(namespace: &Namespace, dir: &Arc<Inode>) -> Result<bool> {
+    is_whole(dir)?;
     if !dir.is_dir() || dir.is_clone_root() || !may_have_links(namespace, dir)? {
         return Ok(false);
     }

@@ -26,12 +26,13 @@ use crate::namespace::numbers::Numbers;
 use crate::namespace::resolve::Namespace;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Caller;
+use crate::ops::at::At;
 use crate::ops::deferred_delete::DeferredDeletes;
 use crate::ops::file_flags::INHERITED;
 use crate::ops::import_stage::{ImportCounts, Stage};
-use crate::ops::names::At;
+use crate::ops::invalidation::Invalidation;
 use crate::ops::times::Times;
-use crate::ops::trees::{Invalidation, invalidations};
+use crate::ops::trees::invalidations;
 
 /// Imports that may be under way at the same time: each has some megabytes of memory.
 const ACTIVE_MAX: usize = 32;

@@ -3,37 +3,50 @@
 //! All names of a file with several are link entries of one clone root. A link, or a move of link
 //! entries, between two clone roots makes them one first: the inner one becomes a plain directory of
 //! the clone root around it. Its shared inodes move there, each under a new number and with its
-//! inode number pinned, and its link entries name them by the new numbers. That is one batch of its
-//! own, and changes nothing that a user can see. A clone root is joined once; a clone of it is a
+//! inode number pinned, and its link entries name them by the new numbers. That changes nothing that
+//! a user can see. A clone root is joined once; a clone of it is a
 //! clone root again.
 //!
 //! Most clone roots have no hard links when they are joined: then the batch changes one record. One
-//! with more than [`NAMES_MAX`] names of hard links stays a clone root, and the operation fails.
+//! with more than some thousand names of hard links is joined in parts, each a batch. Until the last
+//! one it is a clone root still, marked in its record and by a note: shared inodes that it does not
+//! have are those of the clone root around it. Readers may see that. Operations on links and
+//! directories wait for the end, also after a crash: the next opener of the volume finishes the join
+//! first. Links that wait to be counted are counted before.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use ramet_betree::{Seq, successor_of_prefix};
+use ramet_betree::successor_of_prefix;
 use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result, gone_is_not_found};
-use crate::format::keys;
-use crate::format::record::{Entry, FLAG_CLONE_ROOT, LinkEntry};
+use crate::format::ino::ROOT_INO;
+use crate::format::keys::{self, NoteKey};
+use crate::format::record::{Entry, FLAG_CLONE_ROOT, FLAG_JOINING, LinkEntry};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{Inode, Location};
-use crate::namespace::link_counts::{count_links, last_note, note_changed};
+use crate::namespace::link_counts::{last_note, note_changed};
 use crate::namespace::notes::link_of;
-use crate::namespace::resolve::View;
-use crate::namespace::topology::Topology;
-use crate::namespace::transaction::{Round, Transaction, lock_states};
+use crate::namespace::numbers::Numbers;
+use crate::namespace::resolve::{Namespace, View};
+use crate::namespace::transaction::{Transaction, lock_states};
 use crate::ops::contents::move_contents;
-use crate::ops::names::Names;
+use crate::ops::hard_links::AT_ONCE;
+use crate::ops::settle::Settling;
 
-/// Names of hard links that a clone root which is joined has at most.
-const NAMES_MAX: usize = 1024;
-/// Journal bytes of the change of one name, beside paths.
-const NAME_BYTES: usize = 1024;
+/// Names of hard links that one batch of a join moves, at most, about, and at least for tests.
+const PART_LEN_MAX: usize = 1024;
+const PART_LEN_MIN: usize = 2;
+/// Journal bytes of such a batch, about.
+const PART_BYTES: usize = 1 << 20;
+/// Keys that change with one name, and further bytes of that.
+const KEYS_OF_NAME: usize = 4;
+const NAME_BYTES: usize = 256;
+/// Groups of files by their link numbers.
+const BUCKETS: usize = 1 << 16;
 
 /// A name of a shared inode that moves.
 struct Name {
@@ -52,19 +65,66 @@ struct Moving {
     names: Vec<Name>,
 }
 
-impl Names {
+/// Joins clone roots.
+pub(crate) struct Joins {
+    namespace: Arc<Namespace>,
+    numbers: Arc<Numbers>,
+    settling: Arc<Settling>,
+}
+
+impl Joins {
+    pub(crate) fn new(
+        namespace: &Arc<Namespace>,
+        numbers: &Arc<Numbers>,
+        settling: &Arc<Settling>,
+    ) -> Self {
+        Self {
+            namespace: Arc::clone(namespace),
+            numbers: Arc::clone(numbers),
+            settling: Arc::clone(settling),
+        }
+    }
+
     /// Makes one clone root of those of two directories.
     ///
     /// # Errors
-    /// `CrossRoot` when the inner one has too many hard links, and those of the tree.
+    /// `TooManyLinks` when a file in the inner one has more names than a batch takes, and those of
+    /// the tree.
     pub(super) fn join(&self, one: &Arc<Inode>, two: &Arc<Inode>) -> Result<()> {
         while let Some(inner) = self.inner_root(one, two)? {
-            let bytes = NAMES_MAX * NAME_BYTES;
-            let bytes = bytes.min(self.namespace.tree.batch_bytes_max() / 2);
-            self.namespace.tree.admit(bytes)?;
-            self.numbers.store_all()?;
-            self.namespace
-                .until_applied(|round| Ok(((), self.join_now(&inner, round)?)))?;
+            self.join_root(&inner)?;
+        }
+        Ok(())
+    }
+
+    /// Goes on with joins that a crash ended.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub(crate) fn finish_joins(&self) -> Result<()> {
+        if !self.namespace.unsettled.may_have_notes() {
+            return Ok(());
+        }
+        let prefix = keys::range(keys::NOTES, b"");
+        let end = successor_of_prefix(&prefix);
+        let mut scan = self.namespace.tree.scan(&prefix, end.as_deref());
+        let mut paths = Vec::new();
+        while scan.advance()? {
+            if let Some((path, NoteKey::Joining)) = keys::parse_note(scan.key()) {
+                paths.push(path.to_vec());
+            }
+        }
+        // The outer ones come first.
+        for path in paths {
+            let mut dir = self.namespace.dir(ROOT_INO)?;
+            for name in keys::names_between(b"", &path) {
+                let found = {
+                    let _names = dir.names.read();
+                    self.namespace.find(&dir, name)?
+                };
+                dir = found.ok_or(Error::NotFound)?;
+            }
+            self.join_root(&dir)?;
         }
         Ok(())
     }
@@ -86,85 +146,147 @@ impl Names {
         Ok(Some(if is_first { first } else { second }))
     }
 
-    fn join_now(&self, root: &Arc<Inode>, round: Round) -> Result<Seq> {
-        let namespace = &self.namespace;
-        let _links = namespace.links.write();
-        if !root.is_clone_root() {
-            return Ok(0);
-        }
+    /// Names that one batch moves at most.
+    fn part_len(&self) -> usize {
+        let at_once = self.namespace.unsettled.links_at_once;
+        PART_LEN_MIN.max(PART_LEN_MAX.min(at_once * PART_LEN_MAX / AT_ONCE))
+    }
+
+    /// Joins a clone root to the one around it. The links are held for writing all the time, so
+    /// only readers see a clone root that is joined in part.
+    fn join_root(&self, root: &Arc<Inode>) -> Result<()> {
+        let part_bytes = PART_BYTES.min(self.namespace.tree.batch_bytes_max() / 2);
+        self.namespace.tree.admit(part_bytes)?;
+        self.numbers.store_all()?;
+        let _links = loop {
+            self.settling.settle_root(root)?;
+            let links = self.namespace.links.write();
+            if !root.is_clone_root() {
+                return Ok(());
+            }
+            // Another operation may have made a note meanwhile.
+            if last_note(&self.namespace, root)? == 0 {
+                break links;
+            }
+        };
         let outer = {
-            let topology = namespace.topology.read();
-            let parent = namespace.parent(root);
+            let topology = self.namespace.topology.read();
+            let parent = self.namespace.parent(root);
             topology.clone_root(&parent).map_err(gone_is_not_found)?
         };
-        let has_notes = last_note(namespace, root)? > 0;
-        let counted = last_note(namespace, &outer)?;
-        let moving = self.moving(root)?;
-        if has_notes {
-            // One without names here may be open, and wait to be erased.
-            let named: HashSet<_> = moving.iter().map(|one| one.inode.ino).collect();
-            let known = namespace.table.uncounted(root, u64::MAX);
-            if !known.iter().all(|ino| named.contains(ino)) {
-                return Err(Error::CrossRoot);
+        let (mut moving, mut is_last) = self.moving(root)?;
+        if !is_last {
+            self.fits(root)?;
+            self.begin(root)?;
+        }
+        while !is_last {
+            self.move_part(root, &outer, &moving)?;
+            self.namespace.tree.admit(part_bytes)?;
+            (moving, is_last) = self.moving(root)?;
+        }
+        self.end(root, &outer, &moving)
+    }
+
+    /// Refuses a join that would stop half way: all names of a file move in one batch.
+    fn fits(&self, root: &Arc<Inode>) -> Result<()> {
+        let view = self.namespace.view(root)?;
+        let index = keys::link_index(&view.dir.path);
+        let end = successor_of_prefix(&index);
+        let bytes_max = self.namespace.tree.batch_bytes_max() / 4;
+        // Bytes of the names of some files each, so of one file at least.
+        let mut bytes = vec![0; BUCKETS];
+        let mut scan = view.snapshot.scan(&index, end.as_deref());
+        while scan.advance()? {
+            let link = link_of(scan.value())?;
+            let bucket = usize::try_from(link % BUCKETS as u64).expect("below their number");
+            bytes[bucket] += KEYS_OF_NAME * scan.key().len() + NAME_BYTES;
+            if bytes[bucket] > bytes_max {
+                return Err(Error::TooManyLinks);
             }
         }
+        Ok(())
+    }
+
+    /// Marks a clone root that is joined in parts.
+    fn begin(&self, root: &Arc<Inode>) -> Result<()> {
+        self.namespace.unsettled.expect_note();
+        let mut tx = Transaction::new(lock_states(&[root]));
+        tx.edit(root).flags |= FLAG_JOINING;
+        let topology = self.namespace.topology.read();
+        let path = topology.dir_path(root).map_err(gone_is_not_found)?.path;
+        tx.batch.put(keys::joining(&path), "");
+        root.is_joining.store(true, Ordering::SeqCst);
+        tx.apply(&topology, &self.namespace.tree)
+    }
+
+    /// Moves some shared inodes.
+    fn move_part(&self, root: &Arc<Inode>, outer: &Arc<Inode>, part: &[Moving]) -> Result<()> {
+        let counted = last_note(&self.namespace, outer)?;
+        let inodes: Vec<_> = part.iter().map(|one| &one.inode).collect();
+        let mut tx = Transaction::new(lock_states(&inodes));
+        let mut topology = self.namespace.topology.write();
+        let paths = [root, outer].map(|dir| topology.dir_path(dir).map_err(gone_is_not_found));
+        let [from, to] = paths;
+        let paths = (&from?.path, &to?.path);
+        for one in part {
+            one.put(&mut tx, (root, outer), paths, counted);
+        }
+        tx.apply(&topology, &self.namespace.tree)?;
+        topology.generation += 1;
+        *outer.has_links.lock() = Some(true);
+        Ok(())
+    }
+
+    /// Moves the last shared inodes, and makes the clone root a plain directory.
+    fn end(&self, root: &Arc<Inode>, outer: &Arc<Inode>, moving: &[Moving]) -> Result<()> {
+        let namespace = &self.namespace;
+        let counted = last_note(namespace, outer)?;
         let mut inodes = vec![root];
         inodes.extend(moving.iter().map(|one| &one.inode));
         let mut tx = Transaction::new(lock_states(&inodes));
         let mut topology = namespace.topology.write();
-        let paths = [root, &outer].map(|dir| topology.dir_path(dir).map_err(gone_is_not_found));
+        let paths = [root, outer].map(|dir| topology.dir_path(dir).map_err(gone_is_not_found));
         let [from, to] = paths;
         let paths = (&from?.path, &to?.path);
-        for one in &moving {
-            one.put(&mut tx, (root, &outer), paths, counted);
+        for one in moving {
+            one.put(&mut tx, (root, outer), paths, counted);
         }
-        if has_notes {
-            for index in [keys::META, keys::DATA] {
-                tx.batch.delete_prefix(keys::shared_inodes(index, paths.0));
-            }
-            tx.batch.delete_prefix(keys::notes(paths.0));
-            tx.batch.delete_prefix(keys::all_removed_links(paths.0));
+        if root.is_joining.load(Ordering::SeqCst) {
+            tx.batch.delete(keys::joining(paths.0));
         }
-        tx.edit(root).flags &= !FLAG_CLONE_ROOT;
-        let seq = match tx.apply_or_defer(&topology, &namespace.tree, round) {
-            // Long paths, or a small journal.
-            Err(Error::Tree(ramet_betree::Error::Invalid(_))) => return Err(Error::CrossRoot),
-            applied => applied?,
-        };
+        tx.edit(root).flags &= !(FLAG_CLONE_ROOT | FLAG_JOINING);
+        tx.apply(&topology, &namespace.tree)?;
         topology.generation += 1;
-        self.joined(root, (&outer, !moving.is_empty()), &topology);
-        Ok(seq)
-    }
-
-    /// Shows in memory that a clone root is none any more.
-    fn joined(&self, root: &Inode, (outer, has_links): (&Inode, bool), _held: &Topology) {
         root.is_plain();
-        if has_links {
+        if !moving.is_empty() {
             *outer.has_links.lock() = Some(true);
         }
         note_changed(root);
+        Ok(())
     }
 
-    /// The shared inodes of a clone root that have names, and those names. The links are held for
-    /// writing.
-    fn moving(&self, root: &Arc<Inode>) -> Result<Vec<Moving>> {
+    /// Shared inodes of a clone root that have names, with all their names. Tells whether these are
+    /// the last ones. The links are held for writing.
+    fn moving(&self, root: &Arc<Inode>) -> Result<(Vec<Moving>, bool)> {
         let view = self.namespace.view(root)?;
         let index = keys::link_index(&view.dir.path);
         let end = successor_of_prefix(&index);
-        let mut scan = view.snapshot.scan(&index, end.as_deref());
         let mut names: BTreeMap<u64, Vec<Name>> = BTreeMap::new();
-        let mut len = 0;
+        // The first names tell the shared inodes. Their other names may be anywhere.
+        let mut scan = view.snapshot.scan(&index, end.as_deref());
+        let (mut len, mut is_last) = (0, true);
         while scan.advance()? {
-            len += 1;
-            if len > NAMES_MAX {
-                return Err(Error::CrossRoot);
+            let link = link_of(scan.value())?;
+            if len >= self.part_len() && !names.contains_key(&link) {
+                is_last = false;
+                continue;
             }
+            len += 1;
             let name = name_of(&view, scan.key())?;
-            names.entry(link_of(scan.value())?).or_default().push(name);
+            names.entry(link).or_default().push(name);
         }
         let moving = names.into_iter().map(|(link, names)| {
             let inode = self.namespace.shared_inode(&view, link, root)?;
-            count_links(&self.namespace, &inode)?;
             Ok(Moving {
                 inode,
                 link,
@@ -172,7 +294,7 @@ impl Names {
                 names,
             })
         });
-        moving.collect()
+        Ok((moving.collect::<Result<_>>()?, is_last))
     }
 }
 

@@ -21,8 +21,9 @@ use crate::namespace::inode::{Inode, Location};
 use crate::namespace::link_counts::{self, count_links, last_note};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_names, lock_states};
+use crate::ops::at::At;
 use crate::ops::contents::{Few, few_blocks, move_contents};
-use crate::ops::names::{At, Names};
+use crate::ops::names::Names;
 
 /// Directory and name of the only name that a file has before its second one.
 type First = (Arc<Inode>, Bytes);
@@ -101,7 +102,6 @@ impl Names {
             self.namespace.table.remember(&inode);
             return Ok(inode.attr());
         }
-        let new_link = self.numbers.generation()?;
         // The directory of the first name is locked with the others. A rename may move that name
         // before the lock is held; then the loop runs again.
         loop {
@@ -118,10 +118,10 @@ impl Names {
             };
             if unchanged {
                 let at = At { dir: &dir, name };
-                let slot = match self.link_locked(&inode, first.as_ref(), at, new_link) {
+                let slot = match self.link_locked(&inode, first.as_ref(), at) {
                     Err(Error::CrossRoot) => {
                         drop(names);
-                        self.join(&home_of(&inode)?, &dir)?;
+                        self.joins.join(&home_of(&inode)?, &dir)?;
                         continue;
                     }
                     slot => slot?,
@@ -140,14 +140,13 @@ impl Names {
         last_note(&self.namespace, &root.map_err(gone_is_not_found)?)
     }
 
-    fn link_locked(
-        &self,
-        inode: &Arc<Inode>,
-        first: Option<&First>,
-        at: At<'_>,
-        new_link: u64,
-    ) -> Result<Slot> {
+    fn link_locked(&self, inode: &Arc<Inode>, first: Option<&First>, at: At<'_>) -> Result<Slot> {
         let _links = self.namespace.links.read();
+        // Later than all notes of the clone root, as the links are held.
+        let new_link = match first {
+            Some(_) => self.numbers.generation()?,
+            None => 0,
+        };
         if self.namespace.find(at.dir, at.name)?.is_some() {
             return Err(Error::Exists);
         }

@@ -3,6 +3,7 @@
 pub(crate) mod access;
 pub(crate) mod acl;
 pub(crate) mod allocation;
+pub(crate) mod at;
 pub(crate) mod attr;
 pub(crate) mod clone;
 pub(crate) mod contents;
@@ -18,7 +19,8 @@ pub(crate) mod holes;
 pub(crate) mod import;
 pub(crate) mod import_blocks;
 pub(crate) mod import_stage;
-mod join;
+pub(crate) mod invalidation;
+pub(crate) mod join;
 pub(crate) mod link;
 pub(crate) mod names;
 pub(crate) mod readdir;

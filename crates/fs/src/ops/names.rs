@@ -6,36 +6,20 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 use crate::error::{Error, Result};
 use crate::format::ino::Ino;
 use crate::format::name::check_name;
 use crate::namespace::attr::Attr;
-use crate::namespace::inode::{Inode, Location, LockedNames};
+use crate::namespace::inode::{Inode, LockedNames};
 use crate::namespace::link_counts;
 use crate::namespace::numbers::Numbers;
 use crate::namespace::resolve::{Found, Namespace};
 use crate::namespace::transaction::lock_names;
+use crate::ops::at::At;
 use crate::ops::deferred_delete::DeferredDeletes;
+use crate::ops::join::Joins;
+use crate::ops::settle::Settling;
 use crate::ops::times::Times;
-
-/// A name in a directory.
-#[derive(Clone, Copy)]
-pub(crate) struct At<'a> {
-    pub(crate) dir: &'a Arc<Inode>,
-    pub(crate) name: &'a [u8],
-}
-
-impl At<'_> {
-    /// The location of an inode whose only name this is.
-    pub(crate) fn location(&self) -> Location {
-        Location::Child {
-            parent: Arc::clone(self.dir),
-            name: Bytes::copy_from_slice(self.name),
-        }
-    }
-}
 
 /// The names of single objects.
 pub struct Names {
@@ -43,13 +27,14 @@ pub struct Names {
     pub(super) numbers: Arc<Numbers>,
     pub(super) times: Arc<Times>,
     pub(super) deletes: Arc<DeferredDeletes>,
+    pub(crate) joins: Joins,
 }
 
 impl Names {
     pub(crate) fn new(
         namespace: &Arc<Namespace>,
         numbers: &Arc<Numbers>,
-        times: &Arc<Times>,
+        (times, settling): (&Arc<Times>, &Arc<Settling>),
         deletes: &Arc<DeferredDeletes>,
     ) -> Self {
         Self {
@@ -57,6 +42,7 @@ impl Names {
             numbers: Arc::clone(numbers),
             times: Arc::clone(times),
             deletes: Arc::clone(deletes),
+            joins: Joins::new(namespace, numbers, settling),
         }
     }
 

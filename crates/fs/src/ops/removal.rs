@@ -17,9 +17,9 @@ use crate::namespace::number_reclaim::put_gone;
 use crate::namespace::resolve::{Found, Inside};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::Transaction;
+use crate::ops::at::At;
 use crate::ops::contents::delete_ranges;
 use crate::ops::deferred_delete::DeferredDeletes;
-use crate::ops::names::At;
 
 /// How names are removed.
 pub(crate) struct Removal<'a> {

@@ -21,10 +21,11 @@ use crate::namespace::link_counts::{count_links, may_hide_shared};
 use crate::namespace::resolve::{Found, Inside};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
+use crate::ops::at::At;
 use crate::ops::contents::{few_blocks, move_contents};
 use crate::ops::hard_links::has_links_below;
 use crate::ops::link::SharedInode;
-use crate::ops::names::{At, Names};
+use crate::ops::names::Names;
 use crate::ops::removal::Removal;
 
 /// How a rename treats a destination that exists.
@@ -105,7 +106,7 @@ impl Names {
                 .namespace
                 .until_applied(|round| self.rename_now(names, mode, whiteout, round));
             match moved {
-                Err(Error::CrossRoot) => self.join(&from_dir, &to_dir)?,
+                Err(Error::CrossRoot) => self.joins.join(&from_dir, &to_dir)?,
                 moved => break moved?,
             }
         };

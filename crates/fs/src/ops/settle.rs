@@ -22,6 +22,7 @@
 //!
 //! [`Table::note_changed_records`]: crate::namespace::inode::Table::note_changed_records
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -30,23 +31,22 @@ use parking_lot::Mutex;
 use ramet_betree::{Seq, Snapshot, successor_of_prefix};
 use ramet_block::failpoints::{self, Fault};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::{Identity, Ino};
-use crate::format::keys::{self, NumberKey};
+use crate::format::keys::{self, NoteKey, NumberKey};
 use crate::format::record::{Entry, Record};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{Inode, Location};
-use crate::namespace::link_counts::note_changed;
+use crate::namespace::link_counts::{last_note, note_changed};
 use crate::namespace::notes::{Counts, Notes};
-use crate::namespace::number_tables::{put_unpinned, stored_block};
+use crate::namespace::number_tables::put_unpinned;
 use crate::namespace::resolve::Namespace;
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{Round, Transaction, lock_states};
 use crate::ops::contents::erase;
 use crate::ops::deferred_delete::DeferredDeletes;
+use crate::ops::invalidation::Invalidation;
 use crate::ops::removal::Removal;
-use crate::ops::times::Times;
-use crate::ops::trees::Invalidation;
 use crate::options::LinkStats;
 
 /// A step looks at twice as many shared inodes as the batch of a clone handles, so it is as short.
@@ -64,13 +64,15 @@ pub(crate) type Tell = Arc<dyn Fn(&[Invalidation]) + Send + Sync>;
 /// Counts links that wait to be counted.
 pub(crate) struct Settling {
     namespace: Arc<Namespace>,
-    times: Arc<Times>,
     deletes: Arc<DeferredDeletes>,
     is_read_only: bool,
     is_stopped: AtomicBool,
     pass: Mutex<Option<Pass>>,
+    /// Clone roots whose passes failed. They are begun again when all others are done.
+    failed: Mutex<BTreeSet<Bytes>>,
     counted: AtomicU64,
     erased: AtomicU64,
+    failures: AtomicU64,
     tell: Mutex<Option<Tell>>,
 }
 
@@ -109,7 +111,7 @@ impl Place {
             };
             way.push((record.slot, record.birth));
             identity = match identity {
-                Some(dir) => shown(namespace, dir, record.slot, &record)?,
+                Some(dir) => namespace.numbers.known_identity(dir, &record)?,
                 None => None,
             };
             keys::push_child(&mut at, name);
@@ -127,20 +129,6 @@ impl Place {
         let inode = namespace.table.get(identity.ino)?;
         (inode.identity() == identity).then_some(inode)
     }
-}
-
-/// The identity of the inode in a slot of a directory, if it was ever shown.
-fn shown(
-    namespace: &Namespace,
-    dir: Identity,
-    slot: Slot,
-    record: &Record,
-) -> Result<Option<Identity>> {
-    if let Some(pin) = record.pin.filter(|pin| pin.home == dir) {
-        return Ok(Some(pin.identity));
-    }
-    let block = stored_block(&namespace.tree, dir, slot.run())?;
-    Ok(block.map(|block| block.identity(slot, record.birth)))
 }
 
 /// Shared inodes that a step changes.
@@ -161,19 +149,19 @@ struct Step {
 impl Settling {
     pub(crate) fn new(
         namespace: &Arc<Namespace>,
-        times: &Arc<Times>,
         deletes: &Arc<DeferredDeletes>,
         is_read_only: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
             namespace: Arc::clone(namespace),
-            times: Arc::clone(times),
             deletes: Arc::clone(deletes),
             is_read_only,
             is_stopped: AtomicBool::new(false),
             pass: Mutex::default(),
+            failed: Mutex::default(),
             counted: AtomicU64::new(0),
             erased: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
             tell: Mutex::default(),
         })
     }
@@ -188,6 +176,7 @@ impl Settling {
             links_waiting: self.namespace.unsettled.may_have_notes(),
             links_counted: self.counted.load(Ordering::Relaxed),
             links_erased: self.erased.load(Ordering::Relaxed),
+            links_failures: self.failures.load(Ordering::Relaxed),
         }
     }
 
@@ -209,31 +198,89 @@ impl Settling {
         if self.is_read_only || self.is_stopped() || !self.namespace.unsettled.may_have_notes() {
             return Ok(false);
         }
+        self.tell_announced();
         let mut pass = self.pass.lock();
         let going = match pass.take() {
             Some(going) => going,
             None => match self.begin()? {
                 Some(going) => going,
-                None => return Ok(self.namespace.unsettled.may_have_notes()),
+                None => return Ok(false),
             },
         };
-        self.namespace.numbers.store_all()?;
-        self.namespace.tree.admit(self.step_bytes())?;
-        let is_done = going.is_done || failpoints::is_on(Fault::NotesDroppedEarly);
-        let (after, stale) = self.namespace.until_applied(|round| {
-            let step = if is_done {
-                self.end_now(&going, round)
-            } else {
-                self.step_now(&going, round)
-            };
-            let (after, stale, seq) = step?;
-            Ok(((after, stale), seq))
+        let path = going.place.path.clone();
+        let stepped = self.go_on(&going);
+        let (after, stale) = stepped.inspect_err(|_| {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            self.failed.lock().insert(path);
         })?;
         *pass = after;
         drop(pass);
         self.tell(&stale);
         self.deletes.reap();
         Ok(true)
+    }
+
+    /// Carries out all notes of a clone root. The caller holds no lock.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub(crate) fn settle_root(&self, root: &Arc<Inode>) -> Result<()> {
+        loop {
+            let path = {
+                let _links = self.namespace.links.read();
+                if last_note(&self.namespace, root)? == 0 {
+                    return Ok(());
+                }
+                let path = self.namespace.topology.read().dir_path(root);
+                path.map_err(gone_is_not_found)?.path
+            };
+            let mut pass = self.pass.lock();
+            let mut going = Some(self.begin_at(&path)?);
+            while let Some(step) = going {
+                let (after, stale) = self.go_on(&step)?;
+                self.tell(&stale);
+                going = after;
+            }
+            // That of another clone root goes on.
+            pass.take_if(|pass| pass.place.path == path);
+        }
+    }
+
+    /// Takes one step of a pass. Returns the pass after it, and invalidations for the
+    /// kernel.
+    fn go_on(&self, going: &Pass) -> Result<(Option<Pass>, Vec<Invalidation>)> {
+        self.namespace.tree.admit(self.step_bytes())?;
+        let is_done = going.is_done || failpoints::is_on(Fault::NotesDroppedEarly);
+        self.namespace.until_applied(|round| {
+            let step = if is_done {
+                self.end_now(going, round)
+            } else {
+                self.step_now(going, round)
+            };
+            let (after, stale, seq) = step?;
+            Ok(((after, stale), seq))
+        })
+    }
+
+    /// Tells the kernel of shared inodes whose links wait to be counted.
+    fn tell_announced(&self) {
+        for ino in self.namespace.unsettled.take_announced() {
+            let Some(root) = self.namespace.table.get(ino) else {
+                continue;
+            };
+            let last = {
+                let _links = self.namespace.links.read();
+                last_note(&self.namespace, &root).unwrap_or(0)
+            };
+            self.tell_uncounted(&root, last);
+        }
+    }
+
+    fn tell_uncounted(&self, root: &Arc<Inode>, last: u64) {
+        let uncounted = self.namespace.table.uncounted(root, last);
+        let numbers = uncounted.into_iter().map(|(_, ino)| ino);
+        let stale: Vec<_> = numbers.map(Invalidation::Attributes).collect();
+        self.tell(&stale);
     }
 
     fn step_bytes(&self) -> usize {
@@ -254,43 +301,66 @@ impl Settling {
     fn begin(&self) -> Result<Option<Pass>> {
         let namespace = &self.namespace;
         let snapshot = namespace.tree.snapshot();
-        let Some(path) = first_root(&snapshot)? else {
+        let failed = std::mem::take(&mut *self.failed.lock());
+        let Some(path) = first_root(&snapshot, &failed)? else {
+            if !failed.is_empty() {
+                return Err(Error::Corrupt {
+                    what: "clone root",
+                    detail: "its links cannot be counted now".to_owned(),
+                });
+            }
             // A note may come until the links are held.
             let _links = namespace.links.write();
-            if first_root(&namespace.tree.snapshot())?.is_none() {
+            let prefix = keys::range(keys::NOTES, b"");
+            let end = successor_of_prefix(&prefix);
+            if !namespace.tree.scan(&prefix, end.as_deref()).advance()? {
                 namespace.unsettled.has_none();
             }
             return Ok(None);
         };
-        let place = Place::find(namespace, &snapshot, &path)?;
+        *self.failed.lock() = failed;
+        let begun = self.begin_at(&path).and_then(|pass| {
+            let is_empty = pass.counts.notes.all.is_empty();
+            let corrupt = || Error::Corrupt {
+                what: "note of a clone root",
+                detail: format!("{path:?} has removed links without one"),
+            };
+            (!is_empty).then_some(pass).ok_or_else(corrupt)
+        });
+        begun.map(Some).inspect_err(|_| {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+            self.failed.lock().insert(path);
+        })
+    }
+
+    /// Begins with the clone root at `path`.
+    fn begin_at(&self, path: &[u8]) -> Result<Pass> {
+        let namespace = &self.namespace;
+        let snapshot = namespace.tree.snapshot();
+        let place = Place::find(namespace, &snapshot, path)?;
         let place = place.ok_or_else(|| Error::Corrupt {
             what: "note of a clone root",
             detail: format!("{path:?} is no directory"),
         })?;
-        let counts = Arc::new(read_counts(&snapshot, &path, 0)?);
+        let counts = Arc::new(read_counts(&snapshot, path, 0)?);
         if let Some(root) = place.inode(namespace) {
-            let uncounted = namespace.table.uncounted(&root, counts.notes.last);
-            let stale: Vec<_> = uncounted
-                .into_iter()
-                .map(Invalidation::Attributes)
-                .collect();
-            self.tell(&stale);
+            self.tell_uncounted(&root, counts.notes.last);
         }
-        Ok(Some(Pass {
+        Ok(Pass {
             place,
             counts,
             next: 0,
             is_done: false,
-        }))
+        })
     }
 
-    /// Whether the clone root of a pass is where it was, with the same notes.
+    /// Whether the clone root of a pass is where it was, and has its notes. It may have later ones.
     fn is_current(&self, pass: &Pass, snapshot: &Snapshot) -> Result<Option<Place>> {
         let path = &pass.place.path;
         let place = Place::find(&self.namespace, snapshot, path)?;
         let place = place.filter(|place| place.way == pass.place.way);
         let notes = Notes::read(snapshot, path)?;
-        Ok(place.filter(|_| notes == *pass.counts.notes))
+        Ok(place.filter(|_| notes.go_on_from(&pass.counts.notes)))
     }
 
     fn step_now(
@@ -363,6 +433,7 @@ impl Settling {
         let snapshot = self.namespace.tree.snapshot();
         let counts = read_counts(&snapshot, &after.place.path, until)?;
         if counts.notes != pass.counts.notes {
+            // The windows before this one know nothing of the later notes.
             return Ok(None);
         }
         (after.counts, after.next) = (Arc::new(counts), until);
@@ -401,6 +472,10 @@ impl Settling {
         let len_max = len_max
             .max(STEP_LEN_MIN)
             .min(self.step_bytes() / one_bytes + 1);
+        let in_memory = match root {
+            Some(root) if counts.notes.uncounted > 0 => namespace_links(&self.namespace, root),
+            _ => BTreeSet::new(),
+        };
         let mut looked_at = 0;
         while looked_at < len_max {
             let Some((link, record)) = next_shared(snapshot, &place.path, counts, step.next)?
@@ -430,13 +505,16 @@ impl Settling {
                 0 if counts.is_removed(link) => step.erased.push((link, new)),
                 0 => {
                     // Nothing up to the next one with names has any, or ever had.
-                    let next = counts.next_named(link + 1).unwrap_or(u64::MAX);
-                    let until = next.min(counts.window.1);
+                    let named = counts.next_named(link + 1);
+                    let known = in_memory.range(link + 1..).next().copied();
+                    let next = named.into_iter().chain(known).min();
+                    let until = next.unwrap_or(u64::MAX).min(counts.window.1);
                     let until = until.min(counts.notes.uncounted).max(link + 1);
                     step.unused.push((link, until));
                     step.next = until;
                 }
-                _ if new != record => step.counted.push((link, new)),
+                // A record that is right already need not say so, when the notes are gone.
+                _ if counts.changes(&record, &new) => step.counted.push((link, new)),
                 _ => {}
             }
         }
@@ -457,13 +535,7 @@ impl Settling {
         let mut tx = Transaction::new(lock_states(&inodes));
         let mut gone = Vec::new();
         let topology = self.namespace.topology.read();
-        let now = self.times.now();
-        let removal = Removal {
-            deletes: &self.deletes,
-            topology: &topology,
-            now,
-            may_stay: false,
-        };
+        tx.batch.count_as_removal();
         for (link, inode) in &step.known {
             let before = tx.get(inode).nlink;
             // Stored also if it was counted in memory before.
@@ -482,6 +554,12 @@ impl Settling {
             }
             if is_dead {
                 let path = keys::shared_inode(&place.path, *link);
+                let removal = Removal {
+                    deletes: &self.deletes,
+                    topology: &topology,
+                    now: tx.get(inode).ctime,
+                    may_stay: false,
+                };
                 removal.links(&mut tx, inode, &path, 0);
                 gone.extend(tx.get(inode).pin.map(|pin| pin.identity.ino));
             }
@@ -519,8 +597,11 @@ impl Settling {
             return Ok((None, Vec::new(), 0));
         };
         let mut tx = Transaction::new(lock_states(&[]));
-        tx.batch.delete_prefix(keys::notes(&place.path));
-        tx.batch.delete_prefix(keys::all_removed_links(&place.path));
+        for note in &pass.counts.notes.all {
+            tx.batch.delete(keys::note(&place.path, *note));
+            tx.batch
+                .delete_prefix(keys::removed_links(&place.path, *note));
+        }
         let topology = namespace.topology.read();
         let seq = tx.apply_or_defer(&topology, &namespace.tree, round)?;
         drop(topology);
@@ -537,19 +618,28 @@ fn read_counts(snapshot: &Snapshot, root: &[u8], from: u64) -> Result<Counts> {
     Counts::read(snapshot, root, notes, from)
 }
 
-/// Path of the first clone root that has notes.
-fn first_root(snapshot: &Snapshot) -> Result<Option<Bytes>> {
+/// The shared inodes of a clone root that are in memory.
+fn namespace_links(namespace: &Namespace, root: &Arc<Inode>) -> BTreeSet<u64> {
+    let all = namespace.table.uncounted(root, u64::MAX);
+    all.into_iter().map(|(link, _)| link).collect()
+}
+
+/// Path of the first clone root that has notes, but for those in `failed`.
+fn first_root(snapshot: &Snapshot, failed: &BTreeSet<Bytes>) -> Result<Option<Bytes>> {
     let prefix = keys::range(keys::NOTES, b"");
     let mut scan = snapshot.scan(&prefix, successor_of_prefix(&prefix).as_deref());
-    if !scan.advance()? {
-        return Ok(None);
+    while scan.advance()? {
+        let parsed = keys::parse_note(scan.key());
+        let (path, part) = parsed.ok_or_else(|| Error::Corrupt {
+            what: "note of a clone root",
+            detail: format!("{:?}", scan.key()),
+        })?;
+        // A join that an error ended goes on with the next link.
+        if part != NoteKey::Joining && !failed.contains(path) {
+            return Ok(Some(Bytes::copy_from_slice(path)));
+        }
     }
-    let parsed = keys::parse_note(scan.key());
-    let (path, _) = parsed.ok_or_else(|| Error::Corrupt {
-        what: "note of a clone root",
-        detail: format!("{:?}", scan.key()),
-    })?;
-    Ok(Some(Bytes::copy_from_slice(path)))
+    Ok(None)
 }
 
 /// The first shared inode from `from` on that a pass has to look at, of the clone root at `root`.

@@ -17,9 +17,10 @@ use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::acl::{Inherited, list_of};
+use crate::ops::at::At;
 use crate::ops::contents::{few_blocks, move_contents};
 use crate::ops::create::NewInode;
-use crate::ops::names::{At, Names};
+use crate::ops::names::Names;
 
 impl Names {
     /// Creates a file without a name, as a new file in the directory would be. The call counts as a

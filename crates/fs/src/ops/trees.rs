@@ -15,54 +15,23 @@ use crate::format::keys::{self, NumberKey};
 use crate::format::name::check_name;
 use crate::format::slots::Slot;
 use crate::namespace::inode::{Inode, Location};
-use crate::namespace::link_counts::{last_note, note_changed};
+use crate::namespace::link_counts::{self, count_links, last_note, note_changed};
 use crate::namespace::number_reclaim::put_gone;
 use crate::namespace::numbers::Numbers;
 use crate::namespace::resolve::{Found, Namespace};
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Caller;
+use crate::ops::at::At;
 use crate::ops::contents::delete_ranges;
 use crate::ops::deferred_delete::DeferredDeletes;
-use crate::ops::hard_links::{LinksBelow, prepare_links};
-use crate::ops::names::At;
+use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
+use crate::ops::invalidation::Invalidation;
 use crate::ops::removal::Removal;
 use crate::ops::times::Times;
 
 /// With at most so many inodes in memory, the invalidations of an operation name those whose links
 /// wait to be counted. Of more, the kernel hears a moment later.
 const LISTED_AT_ONCE: usize = 1 << 14;
-
-/// Something that the kernel may have cached and that is out of date.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Invalidation {
-    /// The object that a name leads to, and everything below.
-    Entry {
-        /// The directory.
-        dir: Ino,
-        /// The name.
-        name: Vec<u8>,
-    },
-    /// A name led nowhere until now. A kernel that was never told so, or that was told before of an
-    /// object of that name, remembers nothing wrong.
-    Missing {
-        /// The directory.
-        dir: Ino,
-        /// The name.
-        name: Vec<u8>,
-    },
-    /// Attributes.
-    Attributes(Ino),
-    /// The names in a directory as a listing tells them, and its attributes.
-    Listing(Ino),
-}
-
-impl Invalidation {
-    /// Whether it is of attributes only.
-    #[must_use]
-    pub fn is_of_attributes(&self) -> bool {
-        matches!(self, Self::Attributes(_))
-    }
-}
 
 /// Clones and removals of whole trees.
 pub struct Trees {
@@ -114,6 +83,8 @@ impl Trees {
             self.namespace.find(&dir, name)?.ok_or(Error::NotFound)?
         };
         prepare_links(&self.namespace, &victim, false)?;
+        // The links of a file are counted under the locks. To read the names takes longer.
+        link_counts::attr(&self.namespace, &victim)?;
         self.namespace
             .until_applied(|round| self.remove_now(caller, at, round))
     }
@@ -164,7 +135,7 @@ impl Trees {
         let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
         topology.generation += 1;
         drop(topology);
-        victim.note_removed();
+        victim.note_removed(&self.namespace);
         gone.into_iter()
             .flatten()
             .for_each(|gone| self.numbers.note_gone(gone));
@@ -176,7 +147,8 @@ impl Trees {
 impl Victim {
     /// The inode `found` with the hard links below it. `links` is held for writing.
     pub(crate) fn of(namespace: &Namespace, found: Found) -> Result<Self> {
-        let links = LinksBelow::find(namespace, &found.inode)?;
+        count_links(namespace, &found.inode)?;
+        let links = LinksBelow::find(namespace, &found.inode, Use::Removed)?;
         Ok(Self {
             inode: found.inode,
             slot: found.slot,
@@ -203,9 +175,10 @@ impl Victim {
 
     /// Tells the clone root above that it has a note about the links below the victim, if it has.
     /// The caller holds the links for writing.
-    pub(crate) fn note_removed(&self) {
+    pub(crate) fn note_removed(&self, namespace: &Namespace) {
         if let Some(links) = self.links.as_ref().filter(|links| links.is_many()) {
             note_changed(&links.root);
+            namespace.unsettled.announce(links.root.ino);
         }
     }
 
@@ -295,7 +268,8 @@ pub(crate) fn invalidations(
         if links.is_many() && namespace.table.len() <= LISTED_AT_ONCE {
             let last = last_note(namespace, &links.root)?;
             let uncounted = namespace.table.uncounted(&links.root, last);
-            stale.extend(uncounted.into_iter().map(Invalidation::Attributes));
+            let numbers = uncounted.into_iter().map(|(_, ino)| ino);
+            stale.extend(numbers.map(Invalidation::Attributes));
         }
     }
     Ok(stale)

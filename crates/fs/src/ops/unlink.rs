@@ -11,7 +11,8 @@ use crate::namespace::link_counts::{count_links, may_hide_shared};
 use crate::namespace::resolve::Inside;
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
-use crate::ops::names::{At, Names};
+use crate::ops::at::At;
+use crate::ops::names::Names;
 use crate::ops::removal::Removal;
 
 impl Names {

@@ -328,7 +328,7 @@ impl Scan {
         let mut names: HashMap<Bytes, u32> = HashMap::new();
         let mut indexed = self.indexed.clone();
         for (path, dir, entry) in &self.links {
-            let Some(root) = self.root_of(dir) else {
+            let Some(root) = self.root_of_link(dir, entry.link) else {
                 findings.add("F2", format!("link entry {path:?} lies in no directory"));
                 continue;
             };

@@ -2,8 +2,9 @@
 
 use bytes::Bytes;
 
+use crate::format::keys;
 use crate::format::note::Note;
-use crate::format::record::FLAG_CLONE_ROOT;
+use crate::format::record::{FLAG_CLONE_ROOT, FLAG_JOINING};
 use crate::namespace::numbers::Counters;
 use crate::tools::check::{Findings, Object, Scan};
 
@@ -34,6 +35,17 @@ impl Scan {
         }
     }
 
+    /// The clone root that has shared inode `link`, which is named in the directory at `dir`.
+    pub(super) fn root_of_link(&self, dir: &Bytes, link: u64) -> Option<Bytes> {
+        let mut root = self.root_of(dir)?;
+        while self.objects[&root].record.has(FLAG_JOINING)
+            && !self.objects.contains_key(&keys::shared_inode(&root, link))
+        {
+            root = self.root_of(&self.objects[&root].home)?;
+        }
+        Some(root)
+    }
+
     /// F17, and F9 for notes.
     pub(super) fn compare_notes(&self, counters: Counters, findings: &mut Findings) {
         for (root, number) in self.notes.notes.keys() {
@@ -52,6 +64,12 @@ impl Scan {
             }
         }
         for (path, object) in &self.objects {
+            let is_joining = self.notes.joining.contains(path);
+            if object.record.has(FLAG_JOINING) != is_joining
+                || is_joining && !object.record.has(FLAG_CLONE_ROOT)
+            {
+                findings.add("F17", format!("{path:?} is being joined, or not"));
+            }
             let counted = object.record.counted;
             if counted >= counters.generation || counted > 0 && !object.is_shared {
                 findings.add("F17", format!("{path:?} is counted up to note {counted}"));

@@ -108,7 +108,7 @@ impl Scan {
         findings: &mut Findings,
     ) {
         for (path, dir, entry) in &self.links {
-            let Some(root) = self.root_of(dir) else {
+            let Some(root) = self.root_of_link(dir, entry.link) else {
                 continue;
             };
             let shared = keys::shared_inode(&root, entry.link);

@@ -1,6 +1,6 @@
 //! The index of notes, as the check reads it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
 use ramet_betree::{Snapshot, successor_of_prefix};
@@ -16,6 +16,8 @@ pub(super) struct CheckedNotes {
     pub(super) notes: BTreeMap<(Bytes, u64), Note>,
     /// Names that were removed, by path of the shared inode and by note.
     removed: HashMap<Bytes, BTreeMap<u64, u32>>,
+    /// Clone roots that are being joined.
+    pub(super) joining: BTreeSet<Bytes>,
     /// The clone root and the note of removed names.
     pub(super) homes: BTreeMap<(Bytes, u64), u64>,
 }
@@ -46,6 +48,9 @@ impl CheckedNotes {
                     }
                     Err(error) => found("F1", format!("{key:?}: {error}")),
                 },
+                NoteKey::Joining => {
+                    self.joining.insert(root);
+                }
                 NoteKey::Removed(number) => match link_of(value) {
                     Ok(link) => {
                         let shared = keys::shared_inode(&root, link);
