@@ -7,13 +7,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use ramet_e2e::control::clone_timed;
 use ramet_e2e::{Bed, Mount, number, seeded};
 use ramet_fs::control::{
     CLONE, CLONE_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, decode_source_reply,
@@ -24,6 +27,7 @@ use rand::{Rng, SeedableRng};
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, RawDir, Timespec, Timestamps, openat, utimensat,
 };
+use rustix::process::{Pid, Signal, kill_process};
 
 /// The time after which the kernel should have heard of a change.
 const SOON: Duration = Duration::from_secs(20);
@@ -446,6 +450,68 @@ impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
+}
+
+/// A daemon that is stopped. Dropping it lets the daemon go on.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(pid: Pid) -> Self {
+        kill_process(pid, Signal::STOP).unwrap();
+        Self(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        kill_process(self.0, Signal::CONT).unwrap();
+    }
+}
+
+#[test]
+fn clone_into_a_directory_that_a_stuck_program_reads_is_answered() {
+    let (bed, other) = (Bed::new("256M"), Bed::new("256M"));
+    let (mount, stopped) = (bed.mount(&[]), other.mount(&[]));
+    let root = mount.root();
+    let [tree, into] = ["tree", "into"].map(|name| root.join(name));
+    for dir in [&tree, &into] {
+        fs::create_dir(dir).unwrap();
+    }
+    // The kernel keeps the listing, and locks its page while it copies names.
+    assert_eq!(fs::read_dir(&into).unwrap().count(), 0);
+    let page = stopped.root().join("page");
+    fs::write(&page, [0; 4096]).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stuck_reader.py");
+    let mut reader = Command::new("python3")
+        .args([&script, &into, &page])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = [0; 6];
+    reader
+        .stdout
+        .take()
+        .unwrap()
+        .read_exact(&mut ready)
+        .unwrap();
+    let goes_on = Stopped::new(stopped.pid());
+    reader.stdin.take().unwrap().write_all(b"\n").unwrap();
+    let call = format!("/proc/{}/wchan", reader.id());
+    let (sender, cloned) = channel();
+    // The page of the program is on its way.
+    soon(|| fs::read_to_string(&call).unwrap().contains("folio_wait"));
+    std::thread::scope(|scope| {
+        scope.spawn(|| sender.send(clone_timed(&tree, &into, "copy").unwrap()));
+        let time = cloned.recv_timeout(SOON);
+        drop(goes_on);
+        assert!(time.is_ok(), "the clone waits for the program");
+    });
+    assert!(reader.wait().unwrap().success());
+    let names = || fs::read_dir(&into).unwrap().count();
+    soon(|| names() == 1);
+    mount.umount();
+    stopped.umount();
 }
 
 /// Waits for a notification of the kernel that no request waits for.

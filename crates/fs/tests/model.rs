@@ -548,7 +548,7 @@ impl Run {
             RenameMode::NoReplace => "rename noreplace",
             RenameMode::Exchange => "exchange",
         };
-        let (Some(source), true) = (source, self.compare(what, want, got)) else {
+        let (Some(source), true) = (source, self.compare(what, want, got.map(drop))) else {
             return;
         };
         if target == Some(source) {

@@ -516,7 +516,7 @@ impl Seen {
             .names()
             .rename(names.0, names.1, RenameMode::NoReplace, None)
         {
-            Ok(()) => {
+            Ok(_) => {
                 self.nodes.get_mut(&from.0).unwrap().names.remove(&name);
                 self.nodes
                     .get_mut(&to.0)
@@ -792,7 +792,10 @@ fn a_stream_ends_although_its_reader_renames_or_adds_names() {
             }
             assert!(told < 2 * len, "it goes on and on");
         }
-        // The bound is rounded up.
-        assert!(told >= len && told <= len + len / 8 + 64, "{told} of {len}");
+        // The bound is rounded up a little.
+        assert!(
+            told >= len && told <= len + len / 1000 + 2,
+            "{told} of {len}"
+        );
     }
 }

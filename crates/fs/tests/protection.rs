@@ -54,7 +54,8 @@ fn remove(volume: &Volume, dir: Ino, name: &[u8]) -> ramet_fs::Result<()> {
 
 fn rename(volume: &Volume, from: (Ino, &str), to: (Ino, &str)) -> ramet_fs::Result<()> {
     let [from, to] = [from, to].map(|(dir, name)| (dir, name.as_bytes()));
-    volume.names().rename(from, to, RenameMode::Replace, None)
+    let renamed = volume.names().rename(from, to, RenameMode::Replace, None);
+    renamed.map(drop)
 }
 
 #[test]

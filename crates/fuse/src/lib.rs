@@ -11,7 +11,7 @@
 //! that may take long. Workers make everything durable for a sync. A reader of `/dev/fuse` also
 //! hands control calls that wait for the device to these workers, and clones and removals to one
 //! more thread, and goes on with the next request. The thread of a ring carries control calls out
-//! itself; it waits for its syncs, and for its notifications, which that one thread sends.
+//! itself; it waits for its syncs, and for its notifications, which other threads send.
 #![forbid(unsafe_code)]
 
 mod cache;

@@ -1,13 +1,9 @@
 //! Cookies of directory streams.
 //!
 //! A cookie is all that a stream needs to go on: the *slot* of the last name that the reader got, and
-//! a *bound*, the next slot of the directory when the stream began, rounded up. Names come in the
-//! order of their slots. A name that takes a slot later lies behind the bound, or soon will, so a
-//! stream ends even if its reader adds or renames names all the time.
-//!
-//! The bound is rounded by up to an eighth, because the kernel keeps a listing in the order of its
-//! cookies. It goes on with a listing that a reader left half way only if the cookies of the next
-//! reader are the same.
+//! a *bound*, the next slot of the directory when the stream began, rounded up a little. Names come
+//! in the order of their slots. A name that takes a slot later lies behind the bound, so a stream
+//! ends even if its reader adds or renames names all the time, and tells no name twice.
 //!
 //! A directory that never had many names has cookies below 2^31, which old 32-bit programs can hold:
 //!
@@ -23,10 +19,6 @@ pub(crate) const AFTER_DOT: u64 = 1;
 /// Cookie after `..`, before the first name.
 pub(crate) const AFTER_DOTS: u64 = 2;
 
-/// Bits of a bound that are not zero, and the bits of a bound below which all are rounded alike.
-const BOUND_BITS: u32 = 4;
-const LEAST_BITS: u32 = 10;
-
 const SMALL_SLOT_BITS: u32 = 16;
 const SMALL_BOUND_MAX: u64 = (1 << SMALL_SLOT_BITS) - 4;
 const SLOT_BITS: u32 = 44;
@@ -40,12 +32,11 @@ pub(crate) struct Bound(pub(crate) u64);
 impl Bound {
     /// The bound of a stream that begins when `next_slot` is the next slot of the directory.
     pub(crate) fn of(next_slot: u64) -> Self {
-        let bits = (u64::BITS - next_slot.leading_zeros()).max(LEAST_BITS);
-        let bound = next_slot.max(1).next_multiple_of(1 << (bits - BOUND_BITS));
         if next_slot <= SMALL_BOUND_MAX {
-            return Self(bound.min(SMALL_BOUND_MAX));
+            return Self(next_slot.next_multiple_of(2));
         }
-        Self(bound)
+        let shift = (u64::BITS - next_slot.leading_zeros()) - MANTISSA_BITS;
+        Self(next_slot.next_multiple_of(1 << shift))
     }
 
     /// The cookie after the name with this slot, which is below the bound.
@@ -83,16 +74,6 @@ mod tests {
     use crate::format::slots::SLOTS_MAX;
 
     #[test]
-    fn few_bounds_serve_all_sizes() {
-        let mut bounds: Vec<Bound> = (1..=100_000).map(Bound::of).collect();
-        bounds.dedup();
-        assert!(bounds.is_sorted_by_key(|bound| bound.0));
-        assert_eq!(bounds[..3], [64, 128, 192].map(Bound));
-        // 16 up to 1,024, and 8 for each doubling.
-        assert!(bounds.len() <= 16 + 7 * 8, "{}", bounds.len());
-    }
-
-    #[test]
     fn cookie_tells_slot_and_bound() {
         let sizes = [
             1,
@@ -109,7 +90,7 @@ mod tests {
         for next_slot in sizes {
             let bound = Bound::of(next_slot);
             assert_eq!(Bound::of(bound.0), bound);
-            assert!(bound.0 >= next_slot && bound.0 - next_slot <= next_slot / 8 + 64);
+            assert!(bound.0 >= next_slot && bound.0 - next_slot <= next_slot / 2048 + 1);
             let mut last = AFTER_DOTS;
             let mut slots = [0, 1.min(next_slot - 1), next_slot / 2, next_slot - 1];
             slots.sort_unstable();

@@ -119,6 +119,13 @@ impl Files {
         Ok(cleared)
     }
 
+    /// Whether a file may have holes.
+    #[must_use]
+    pub fn may_have_holes(&self, ino: Ino) -> bool {
+        let inode = self.namespace.regular(ino);
+        inode.map_or(true, |inode| inode.state.read().has(FLAG_SPARSE))
+    }
+
     /// The first offset from `offset` on that holds data, or with `data` false the first one that
     /// does not.
     ///

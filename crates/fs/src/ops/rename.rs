@@ -51,6 +51,8 @@ struct Moved {
     /// Slot that was taken in the directory of the new name.
     slot: Option<Slot>,
     gone: Gone,
+    /// Directories that have another parent.
+    dirs: Vec<Ino>,
 }
 
 impl Moved {
@@ -58,6 +60,7 @@ impl Moved {
         Self {
             slot,
             gone: gone.unwrap_or_default(),
+            dirs: Vec::new(),
         }
     }
 }
@@ -71,7 +74,7 @@ struct Move<'a> {
 
 impl Names {
     /// Renames. With `whiteout`, a whiteout of this owner and group (a character device 0:0) takes
-    /// the place of the source.
+    /// the place of the source. Answers the directories that have another parent.
     ///
     /// # Errors
     /// `NotFound`, `Exists`, `IsDirectory`, `NotDirectory`, `NotEmpty`, `Invalid` for a directory
@@ -82,7 +85,7 @@ impl Names {
         to: (Ino, &[u8]),
         mode: RenameMode,
         whiteout: Option<(u32, u32)>,
-    ) -> Result<()> {
+    ) -> Result<Vec<Ino>> {
         check_name(from.1)?;
         check_name(to.1)?;
         let _reaped = self.deletes.reap_on_drop();
@@ -116,7 +119,7 @@ impl Names {
         if let Some(slot) = moved.slot {
             self.namespace.took_slot(&to_dir, slot);
         }
-        Ok(())
+        Ok(moved.dirs)
     }
 
     /// Renames, if that has not to wait. Returns the number of the batch.
@@ -264,7 +267,9 @@ impl Names {
         names.finish(&mut tx, &topology, source, whiteout, now)?;
         let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
         topology.generation += 1;
-        Ok((Moved::to(slot, gone), seq))
+        let mut moved = Moved::to(slot, gone);
+        moved.dirs.extend(names.moves(source));
+        Ok((moved, seq))
     }
 
     fn exchange(
@@ -298,7 +303,12 @@ impl Names {
         names.finish(&mut tx, &topology, source, None, now)?;
         let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
         topology.generation += 1;
-        Ok((Moved::default(), seq))
+        let dirs = [source, target].into_iter();
+        let moved = Moved {
+            dirs: dirs.filter_map(|inode| names.moves(inode)).collect(),
+            ..Moved::default()
+        };
+        Ok((moved, seq))
     }
 
     /// Refuses a move of `source` where it, the directories or `target`, which is at the new name,
@@ -333,6 +343,12 @@ impl Names {
 }
 
 impl Move<'_> {
+    /// The number of a directory that gets another parent.
+    fn moves(&self, inode: &Inode) -> Option<Ino> {
+        let moves = inode.is_dir() && !Arc::ptr_eq(self.from.dir, self.to.dir);
+        moves.then_some(inode.ino)
+    }
+
     /// Moves the link entry of a shared inode.
     fn move_link_entry(
         &self,

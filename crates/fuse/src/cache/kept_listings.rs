@@ -11,12 +11,15 @@
 //! change finds the directory noted.
 //!
 //! **An answer may be on its way.** The kernel puts the entries of an answer into the listing when
-//! it gets the answer, which may be after it was told of the change. The listing counts only when
-//! its reader has heard of its end, and asks for the end when it has got all earlier answers. So a
-//! change of a listing that is being *filled* is told at once, and once more at its end.
+//! it gets the answer, which may be after the change. Each call of getdents64(2) holds the lock of
+//! the directory until it has the answer and its entries. So the kernel is first sent a *barrier*,
+//! the invalidation of an entry that no directory has, which waits for that lock (Linux up to 6.18;
+//! a later one looks for the entry first). Every answer of before is in the listing then, or never
+//! will be. A listing that goes on without its first page counts no more than one that lost the page
+//! later. Besides, the time of modification is another one when a program opens the directory.
 //!
-//! A change forgets a directory whose listing is whole, so that only the first of several changes
-//! tells the kernel.
+//! A change forgets the directory until the kernel reads it again, so that only the first of
+//! several changes tells the kernel.
 //!
 //! **Names without attributes.** A listing may leave out attributes that its reader has no use for
 //! (`cache/readdirplus_policy.rs`). Kept, it would cost each later program that wants them a LOOKUP
@@ -40,19 +43,8 @@ const FEW: usize = 32;
 struct Kept {
     /// The number of the stream that began last.
     stream: u32,
-    stage: Stage,
     /// Whether it has names of files without attributes.
     is_partial: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// No reader heard of the end since the listing was dropped last.
-    Filling {
-        /// Whether the server changed the directory meanwhile.
-        is_stale: bool,
-    },
-    Whole,
 }
 
 /// The directories of a mount that the kernel has read and not forgotten.
@@ -75,7 +67,6 @@ impl KeptListings {
         let mut part = self.part(dir).lock();
         let kept = part.entry(dir).or_insert(Kept {
             stream: 0,
-            stage: Stage::Whole,
             is_partial: false,
         });
         if begins || kept.stream == 0 {
@@ -83,19 +74,15 @@ impl KeptListings {
             let before = self.streams.fetch_add(1, Ordering::Relaxed);
             kept.stream = before.wrapping_add(1).max(1);
         }
-        if kept.stage == Stage::Whole {
-            kept.stage = Stage::Filling { is_stale: false };
-            self.note_complete(kept);
-        }
         let stream = kept.stream;
         drop(part);
         fence(Ordering::SeqCst);
         stream
     }
 
-    /// The listing is gone, or its names have attributes again.
-    fn note_complete(&self, kept: &mut Kept) {
-        if std::mem::take(&mut kept.is_partial) {
+    /// The listing is gone.
+    fn note_gone(&self, kept: Kept) {
+        if kept.is_partial {
             self.partial.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -121,55 +108,27 @@ impl KeptListings {
         }
         let mut dirs = Vec::new();
         for part in &self.parts {
-            for (dir, kept) in part.lock().iter_mut() {
-                if kept.is_partial {
-                    self.note_complete(kept);
-                    if kept.stage != Stage::Whole {
-                        kept.stage = Stage::Filling { is_stale: true };
-                    }
-                    dirs.push(*dir);
-                }
+            let mut part = part.lock();
+            for (dir, kept) in part.extract_if(|_, kept| kept.is_partial) {
+                self.note_gone(kept);
+                dirs.push(dir);
             }
         }
         dirs
-    }
-
-    /// A reader hears that there are no more entries. Answers whether the kernel must be told once
-    /// more to drop the listing.
-    pub(crate) fn ended(&self, dir: Ino) -> bool {
-        let mut part = self.part(dir).lock();
-        let Some(kept) = part.get_mut(&dir) else {
-            return false;
-        };
-        let is_stale = kept.stage == Stage::Filling { is_stale: true };
-        kept.stage = Stage::Whole;
-        is_stale
     }
 
     /// The server has changed a directory. Answers whether the kernel must be told to drop the
     /// listing.
     pub(crate) fn changed(&self, dir: Ino) -> bool {
         fence(Ordering::SeqCst);
-        let mut part = self.part(dir).lock();
-        match part.get_mut(&dir) {
-            None => false,
-            Some(kept) if kept.stage == Stage::Whole => {
-                self.note_complete(kept);
-                part.remove(&dir);
-                true
-            }
-            Some(kept) => {
-                kept.stage = Stage::Filling { is_stale: true };
-                true
-            }
-        }
+        let kept = self.part(dir).lock().remove(&dir);
+        kept.map(|kept| self.note_gone(kept)).is_some()
     }
 
     /// The kernel has forgotten a directory.
     pub(crate) fn forgotten(&self, dir: Ino) {
-        if let Some(mut kept) = self.part(dir).lock().remove(&dir) {
-            self.note_complete(&mut kept);
-        }
+        let kept = self.part(dir).lock().remove(&dir);
+        kept.into_iter().for_each(|kept| self.note_gone(kept));
     }
 
     /// All directories.
@@ -188,32 +147,18 @@ mod tests {
     const DIR: Ino = Ino(7);
 
     #[test]
-    fn whole_listing_is_dropped_once() {
+    fn listing_is_dropped_once() {
         let kept = KeptListings::default();
         assert!(!kept.changed(DIR), "never read");
         kept.note(DIR, true);
         kept.note(DIR, false);
-        assert!(!kept.ended(DIR));
         assert!(kept.changed(DIR));
         assert!(!kept.changed(DIR), "told before");
+        kept.note(DIR, false);
+        assert!(kept.changed(DIR), "a reader went on");
         kept.note(DIR, true);
         kept.forgotten(DIR);
         assert!(!kept.changed(DIR));
-    }
-
-    #[test]
-    fn listing_that_is_filled_while_the_directory_changes_is_dropped_again_at_its_end() {
-        let kept = KeptListings::default();
-        kept.note(DIR, true);
-        assert!(kept.changed(DIR) && kept.changed(DIR));
-        kept.note(DIR, false);
-        assert!(kept.ended(DIR));
-        assert!(!kept.ended(DIR), "once");
-        assert!(kept.changed(DIR));
-        // The change came between the tree and the end.
-        kept.note(DIR, false);
-        assert!(kept.changed(DIR));
-        assert!(kept.ended(DIR));
     }
 
     #[test]
@@ -227,7 +172,6 @@ mod tests {
                 kept.note_partial(dir);
                 kept.note_partial(dir);
             }
-            kept.ended(dir);
         }
         assert_eq!(kept.looked_up(Ino(3)), [], "complete");
         assert_eq!(kept.looked_up(Ino(2)).len(), FEW + 1);
@@ -236,20 +180,15 @@ mod tests {
             kept.note(dir, true);
             kept.note_partial(dir);
         }
-        // These have been read again, changed, and forgotten.
-        dirs().take(FEW).for_each(|dir| {
-            kept.ended(dir);
-            match dir.0 % 3 {
-                0 => drop(kept.note(dir, true)),
-                1 => assert!(kept.changed(dir)),
-                _ => kept.forgotten(dir),
-            }
+        // These have changed, and were forgotten.
+        dirs().take(FEW).for_each(|dir| match dir.0 % 2 {
+            0 => kept.forgotten(dir),
+            _ => assert!(kept.changed(dir)),
         });
         assert_eq!(kept.looked_up(Ino(2 * FEW as u64)), [], "few");
         kept.note(Ino(1), true);
         kept.note_partial(Ino(1));
         assert_eq!(kept.looked_up(Ino(1)).len(), FEW + 1);
-        assert!(kept.ended(Ino(1)), "the answer may be on its way");
     }
 
     #[test]

@@ -6,7 +6,9 @@
 //! sync may need.
 //!
 //! A directory drops its listing with its first page. That invalidation waits for the lock of the
-//! page, whose holder copies names to a program and may wait for an answer as well.
+//! page, whose holder copies names to a program. The memory of that program may be a page of another
+//! file system, which never answers. So a change waits for its notifications for a while only
+//! (`server/notices.rs`).
 //!
 //! An invalidation of attributes, without pages, takes no lock that a waiting request holds. It
 //! waits only for an inode that the kernel is dropping, and that may wait for pages that are being
@@ -21,6 +23,9 @@ use ramet_fs::{Ino, Invalidation};
 use ramet_sys::Revocable;
 
 use crate::protocol::notification::Notification;
+
+/// The name of no entry.
+const NOWHERE: &[u8] = b"/";
 
 /// The way to the kernel, once the connection is there.
 #[derive(Clone, Default)]
@@ -117,14 +122,18 @@ impl Kernel {
                 Invalidation::Attributes(ino) => {
                     self.send(&Notification::inval_attributes(*ino), &[])
                 }
-                Invalidation::Listing(dir) => {
-                    self.send(&Notification::inval_pages(*dir, 0, 1), &[])
-                }
+                Invalidation::Listing(dir) => self.drop_listing(*dir),
             };
             if let Err(error) = sent {
                 tracing::warn!(%error, ?one, "the kernel refused an invalidation");
             }
         }
+    }
+
+    /// Has the kernel drop the listing of a directory, behind a barrier (`cache/kept_listings.rs`).
+    fn drop_listing(&self, dir: Ino) -> io::Result<()> {
+        self.send(&Notification::inval_entry(dir, NOWHERE), &[NOWHERE, &[0]])?;
+        self.send(&Notification::inval_pages(dir, 0, 1), &[])
     }
 
     /// Tells the kernel of stale attributes, and not of the other invalidations. The notification

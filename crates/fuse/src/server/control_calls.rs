@@ -12,6 +12,7 @@ use crate::server::clone_tokens::CloneTokens;
 use crate::server::control_sessions::ControlSessions;
 use crate::server::credentials::{Requester, caller_of};
 use crate::server::ioctl::Call;
+use crate::server::listings::Listings;
 use crate::server::request_counts::RequestCounts;
 
 /// The state that control calls of a mount need.
@@ -19,6 +20,7 @@ pub(crate) struct ControlCalls {
     clone_tokens: CloneTokens,
     sessions: ControlSessions,
     kept_listings: Arc<KeptListings>,
+    listings: Arc<Listings>,
     volume: Arc<Volume>,
     negative_dentries: Arc<NegativeDentries>,
     counts: Arc<RequestCounts>,
@@ -28,7 +30,7 @@ pub(crate) struct ControlCalls {
 impl ControlCalls {
     pub(crate) fn new(
         volume: Arc<Volume>,
-        kept_listings: Arc<KeptListings>,
+        (kept_listings, listings): (Arc<KeptListings>, Arc<Listings>),
         negative_dentries: Arc<NegativeDentries>,
         (counts, prefetch): (Arc<RequestCounts>, Arc<Prefetch>),
     ) -> Self {
@@ -36,6 +38,7 @@ impl ControlCalls {
             clone_tokens: CloneTokens::default(),
             sessions: ControlSessions::default(),
             kept_listings,
+            listings,
             volume,
             negative_dentries,
             counts,
@@ -50,19 +53,24 @@ impl ControlCalls {
         node: Ino,
         requester: Requester,
     ) -> Answer<(Vec<Invalidation>, Vec<u8>)> {
-        let session = call.session();
-        let session = session.map(|(number, begins)| ((requester.uid, number), begins));
+        let caller = caller_of(requester);
+        let session = call.session(&caller);
         let state = session.and_then(|(key, begins)| self.sessions.state(key, begins));
         let dir = (node, state.as_deref());
         let known = (&self.clone_tokens, &*self.counts, &*self.prefetch);
         if let Some(name) = call.removes() {
             self.negative_dentries.note(node, name);
         }
-        let done = answer(call.run(&self.volume, known, dir, &caller_of(requester)));
+        let done = answer(call.run(&self.volume, known, dir, &caller));
         if let Some((key, _)) = session {
             self.sessions.called(key);
         }
         let (mut stale, data) = done?;
+        let is_listing = |one: &&Invalidation| matches!(one, Invalidation::Listing(_));
+        if stale.iter().filter(is_listing).count() > 1 {
+            // The second one is of a tree that is gone.
+            self.listings.tree_is_gone();
+        }
         stale.retain_mut(|one| {
             if let Invalidation::Listing(dir) = *one
                 && !self.kept_listings.changed(dir)

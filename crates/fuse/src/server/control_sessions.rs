@@ -14,7 +14,7 @@ use ramet_fs::ControlState;
 /// Sessions of all users, at most.
 const SESSIONS_MAX: usize = 32;
 /// The time after the last call of a session for which the session is kept.
-const KEPT: Duration = Duration::from_secs(600);
+const KEPT: Duration = Duration::from_secs(30);
 
 /// A user and the number that the user chose.
 pub(crate) type SessionKey = (u32, u64);
@@ -43,18 +43,28 @@ struct Shared {
 #[derive(Default)]
 pub(crate) struct ControlSessions(Arc<Shared>);
 
+impl Session {
+    /// Whether no call of the session is under way.
+    fn is_waiting(&self) -> bool {
+        Arc::strong_count(&self.state) == 1
+    }
+}
+
 impl Table {
     fn take(&mut self, key: SessionKey) -> Option<Session> {
         let at = self.sessions.iter().position(|one| one.key == key)?;
         Some(self.sessions.remove(at))
     }
 
-    /// Drops the sessions that are too old. Answers the time until the next one is.
+    /// Drops the sessions that are too old. Answers the time until another one may be.
     fn age(&mut self, now: Instant) -> Option<Duration> {
-        let left = |one: &Session| KEPT.checked_sub(now.saturating_duration_since(one.last_call));
+        let left =
+            |one: &Session| KEPT.saturating_sub(now.saturating_duration_since(one.last_call));
         self.sessions
-            .retain(|one| left(one).is_some_and(|left| !left.is_zero()));
-        self.sessions.first().and_then(left)
+            .retain(|one| !one.is_waiting() || !left(one).is_zero());
+        let least = self.sessions.iter().map(left).min()?;
+        // A call that is under way for long ends some time.
+        Some(if least.is_zero() { KEPT } else { least })
     }
 }
 
@@ -76,7 +86,8 @@ impl ControlSessions {
         let before = table.take(key).map(|session| session.state);
         let state = before.or_else(|| begins.then(Arc::default))?;
         if table.sessions.len() == SESSIONS_MAX {
-            table.sessions.remove(0);
+            let oldest = table.sessions.iter().position(Session::is_waiting)?;
+            table.sessions.remove(oldest);
         }
         table.sessions.push(Session {
             key,
@@ -95,8 +106,15 @@ impl ControlSessions {
     /// A call of a session has ended, and the session too if it is idle.
     pub(crate) fn called(&self, key: SessionKey) {
         let mut table = self.0.table.lock();
-        let is_over = |one: &Session| one.key == key && one.state.is_idle();
-        table.sessions.retain(|one| !is_over(one));
+        if let Some(session) = table.take(key)
+            && !session.state.is_idle()
+        {
+            let last_call = Instant::now();
+            table.sessions.push(Session {
+                last_call,
+                ..session
+            });
+        }
         if table.sessions.is_empty() {
             self.0.ended.notify_all();
         }
@@ -124,8 +142,15 @@ mod tests {
         for number in 2..2 + SESSIONS_MAX as u64 {
             sessions.state((7, number), true).unwrap();
         }
-        assert!(sessions.state((7, 1), false).is_none());
-        let last = (7, 1 + SESSIONS_MAX as u64);
+        assert!(sessions.state((7, 2), false).is_none());
+        assert!(
+            sessions.state((7, 1), false).is_some(),
+            "a call is under way"
+        );
+        drop(first);
+        sessions.state((7, 50), true).unwrap();
+        sessions.state((7, 51), true).unwrap();
+        let last = (7, 51);
         assert!(sessions.state(last, false).is_some());
         sessions.called(last);
         assert!(

@@ -7,7 +7,6 @@
 use std::sync::Arc;
 
 use ramet_fs::{Ino, Kind, SetAttr, Volume};
-use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 
 use crate::protocol::abi::opcode;
@@ -220,12 +219,8 @@ impl Server {
                 flags,
             } => {
                 let (from, to) = ((node, name), (new_dir, new_name));
-                self.names.rename(from, to, flags, requester)?;
-                if node != new_dir {
-                    self.moved(to);
-                    if flags & RenameFlags::EXCHANGE.bits() != 0 {
-                        self.moved(from);
-                    }
+                for dir in self.names.rename(from, to, flags, requester)? {
+                    self.listings.moved(dir);
                 }
                 Ok(Reply::done())
             }
@@ -327,14 +322,12 @@ impl Server {
                 Ok(Reply::opened(FileHandle::default(), flags))
             }
             Request::Readdir { offset, room, .. } => {
-                let reply = self.directories.answer_readdir(header, offset, room);
-                self.listed(node, offset, reply)
+                self.directories.answer_readdir(header, offset, room)
             }
             Request::Readdirplus { offset, room, .. } => {
                 let prefetcher = &self.files.prefetcher;
-                let directories = &self.directories;
-                let reply = directories.answer_readdirplus(header, offset, room, prefetcher);
-                self.listed(node, offset, reply)
+                self.directories
+                    .answer_readdirplus(header, offset, room, prefetcher)
             }
             Request::Statfs => Ok(Reply::statfs(&self.room())),
             request => self.answer_about_xattrs(header, request),
@@ -379,26 +372,6 @@ impl Server {
             self.listings.looked_up(header.node);
         }
         Ok(Reply::entry(&attr))
-    }
-
-    /// A part of a directory was listed. Notes the end of the listing.
-    fn listed(&self, dir: Ino, offset: u64, reply: Answer<Reply>) -> Answer<Reply> {
-        let is_end = reply.as_ref().is_ok_and(|part| part.payload_bytes() == 0);
-        if is_end && offset > 0 {
-            self.listings.ended(dir);
-        }
-        reply
-    }
-
-    /// A name has moved to another directory, which the listing of a directory names.
-    fn moved(&self, (dir, name): (Ino, &[u8])) {
-        let names = self.files.volume.names();
-        if let Ok(attr) = names.lookup(dir, name) {
-            if attr.kind == Kind::Directory {
-                self.listings.moved(attr.ino);
-            }
-            self.files.forget(attr.ino, 1);
-        }
     }
 }
 

@@ -194,12 +194,10 @@ impl Files {
         seek(&self.volume, node, offset, whence)
     }
 
-    /// Whether a file has holes. Pages that programs stored into make no difference to a file
+    /// Whether a file may have holes. Pages that programs stored into make no difference to a file
     /// without holes.
     pub(crate) fn has_holes(&self, node: Ino) -> bool {
-        let size = self.getattr(node).map(|attr| attr.size_bytes);
-        let hole = self.volume.files().seek(node, 0, false);
-        !matches!((size, hole), (Ok(size), Ok(hole)) if hole >= size)
+        self.volume.files().may_have_holes(node)
     }
 
     /// The answer of [`Files::seek`] for a file without holes, where the contents of its pages are

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use crate::cache::prefetch::Prefetch;
 use crate::server::clone_tokens::CloneTokens;
+use crate::server::control_sessions::SessionKey;
 use crate::server::request_counts::RequestCounts;
 
 /// A control call, decoded.
@@ -112,13 +113,16 @@ impl Call {
         }
     }
 
-    /// The number of the session that the call belongs to, and whether the session begins with it.
-    pub(crate) fn session(&self) -> Option<(u64, bool)> {
-        match self {
-            Self::Diff(request) => Some((request.session, request.flags & DIFF_START != 0)),
-            Self::Scrub(request) => Some((request.session, request.flags & SCRUB_START != 0)),
-            _ => None,
-        }
+    /// The session that the call belongs to, and whether the session begins with it. A caller that
+    /// may not make the call has none.
+    pub(crate) fn session(&self, caller: &Caller) -> Option<(SessionKey, bool)> {
+        let (number, begins) = match self {
+            Self::Diff(request) => (request.session, request.flags & DIFF_START != 0),
+            Self::Scrub(request) => (request.session, request.flags & SCRUB_START != 0),
+            _ => return None,
+        };
+        owns_volume(caller).ok()?;
+        Some(((caller.uid, number), begins))
     }
 
     /// Carries the call out, made on the open directory `dir` by `caller`. Answers the

@@ -58,13 +58,6 @@ impl Listings {
         })
     }
 
-    /// A reader of a directory hears that there are no more entries.
-    pub(crate) fn ended(&self, dir: Ino) {
-        if self.kept.ended(dir) {
-            self.drop_soon(vec![dir]);
-        }
-    }
-
     /// A directory has another parent, which its listing names.
     pub(crate) fn moved(&self, dir: Ino) {
         if self.kept.changed(dir) {
@@ -99,10 +92,22 @@ impl Listings {
     }
 }
 
+/// Another thread may look after one that panicked.
+struct ResetOnPanic<'a>(&'a AtomicU64);
+
+impl Drop for ResetOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
 impl Looking {
     /// Looks until no tree was removed during the last look and the pause after it.
     fn look_until_done(&self) {
         let (mut seen, order) = (0, Ordering::SeqCst);
+        let _ended = ResetOnPanic(&self.removed);
         while self
             .removed
             .compare_exchange(seen, 0, order, order)

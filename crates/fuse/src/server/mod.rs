@@ -13,6 +13,7 @@ pub(crate) mod inode_memory;
 pub(crate) mod ioctl;
 pub(crate) mod listings;
 pub(crate) mod names;
+pub(crate) mod notices;
 pub(crate) mod page_cache;
 pub(crate) mod prefetcher;
 pub(crate) mod request_counts;

@@ -90,13 +90,14 @@ impl Names {
         answer(self.volume.names().rmdir(dir, name))
     }
 
+    /// Renames. Answers the directories that have another parent.
     pub(crate) fn rename(
         &self,
         from: (Ino, &[u8]),
         to: (Ino, &[u8]),
         flags: u32,
         requester: Requester,
-    ) -> Answer<()> {
+    ) -> Answer<Vec<Ino>> {
         let flags = RenameFlags::from_bits_retain(flags);
         let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE | RenameFlags::WHITEOUT;
         let no_replace = flags.contains(RenameFlags::NOREPLACE);

@@ -32,6 +32,7 @@ use crate::server::inode_memory::InodeMemory;
 use crate::server::ioctl::{Call, Pace, UNKNOWN};
 use crate::server::listings::Listings;
 use crate::server::names::Names;
+use crate::server::notices::Notices;
 use crate::server::page_cache::PageCache;
 use crate::server::prefetcher::Prefetcher;
 use crate::server::request_counts::RequestCounts;
@@ -61,12 +62,7 @@ pub(crate) struct Server {
     syncs: Workers,
     /// One thread for changes that end with invalidations: see `cache/notify.rs`.
     structural: Workers,
-}
-
-/// Whether a tree may be gone from a name.
-fn has_removed(stale: &[Invalidation]) -> bool {
-    let removed = |one: &Invalidation| matches!(one, Invalidation::Entry { .. });
-    stale.iter().any(removed)
+    notices: Arc<Notices>,
 }
 
 fn decode(number: u32, data: &[u8]) -> Answer<Call> {
@@ -92,6 +88,7 @@ impl Server {
         let kept = || Arc::clone(&kept_listings);
         let directories = Directories::new(Arc::clone(&volume), Arc::clone(&prefetch), kept());
         let listings = Listings::new(Arc::clone(&volume), kernel.clone(), kept())?;
+        let listings = Arc::new(listings);
         let names = Names {
             volume: Arc::clone(&volume),
             negative_dentries: Arc::clone(&negative_dentries),
@@ -113,7 +110,7 @@ impl Server {
         };
         let controls = ControlCalls::new(
             Arc::clone(&volume),
-            kept_listings,
+            (kept_listings, Arc::clone(&listings)),
             negative_dentries,
             (Arc::clone(&counts), Arc::clone(&prefetch)),
         );
@@ -127,10 +124,10 @@ impl Server {
             names,
             files,
             directories,
-            listings: Arc::new(listings),
+            listings,
             controls: Arc::new(controls),
             volume,
-            kernel,
+            kernel: kernel.clone(),
             prefetch,
             probe_file,
             counts,
@@ -140,6 +137,7 @@ impl Server {
             agreed,
             syncs: Workers::new("sync", SYNC_THREADS)?,
             structural: Workers::new("clone", 1)?,
+            notices: Arc::new(Notices::new(kernel)?),
         })
     }
 
@@ -261,8 +259,7 @@ impl Server {
     /// Has the kernel look all names up again, and tells it of stale attributes. Both wait for no
     /// lock.
     pub(crate) fn invalidate_at_once(&self, stale: &[Invalidation]) {
-        self.kernel.invalidate_names();
-        self.invalidate_attributes(stale);
+        self.notices.send_at_once(stale);
     }
 
     /// Tells the kernel of stale attributes. The notification waits for no lock.
@@ -305,20 +302,14 @@ impl Server {
             Ok(call) => call,
             Err(errno) => return reply(Err(errno)),
         };
-        let (controls, kernel) = (Arc::clone(&self.controls), self.kernel.clone());
-        let listings = Arc::clone(&self.listings);
+        let (controls, notices) = (Arc::clone(&self.controls), Arc::clone(&self.notices));
         let pace = call.pace();
         let serve = move || {
             let carried_out = controls.carry_out(&call, dir, requester);
-            let mut tree_is_gone = false;
             reply(carried_out.map(|(stale, data)| {
-                kernel.invalidate(&stale);
-                tree_is_gone = has_removed(&stale);
+                notices.send_and_wait(stale);
                 data
             }));
-            if tree_is_gone {
-                listings.tree_is_gone();
-            }
         };
         match pace {
             Pace::Quick => serve(),
@@ -341,14 +332,7 @@ impl Server {
 
     /// Sends invalidations on another thread, which then runs `told`.
     pub(crate) fn tell(&self, stale: Vec<Invalidation>, told: impl FnOnce() + Send + 'static) {
-        let (kernel, listings) = (self.kernel.clone(), Arc::clone(&self.listings));
-        self.structural.run(move || {
-            kernel.invalidate(&stale);
-            told();
-            if has_removed(&stale) {
-                listings.tree_is_gone();
-            }
-        });
+        self.notices.send(stale, told);
     }
 
     /// Makes everything durable on another thread, and hands the answer to `reply`. The kernel has

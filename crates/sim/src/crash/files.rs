@@ -703,6 +703,7 @@ impl History {
             .volume
             .names()
             .rename((from, old), (to, &name), mode, None)
+            .map(drop)
     }
 
     fn clone_entry(&mut self, known: &mut Known<'_>) -> ramet_fs::Result<()> {

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ramet_fs::Invalidation;
 use ramet_sys::{FuseRing, RingRequest, Waited};
@@ -17,6 +17,7 @@ use super::idle_class::ThreadClass;
 use crate::protocol::{Answer, Body, Form, Header, Reply, Request};
 use crate::server::barrier::Lane;
 use crate::server::dispatch::AfterWriteBack;
+use crate::server::notices;
 use crate::server::server::Server;
 use crate::transport::dev_fuse::refuse;
 
@@ -157,7 +158,7 @@ impl Front {
             .unwrap_or(Err(Errno::IO))
     }
 
-    /// Sends invalidations, and waits until the kernel has them or a queue is stuck.
+    /// Sends invalidations, and waits until the kernel has them, a queue is stuck or patience ends.
     fn tell(&self, stale: Vec<Invalidation>) {
         if stale.iter().all(Invalidation::is_of_attributes) {
             return self.server().invalidate_attributes(&stale);
@@ -167,8 +168,9 @@ impl Front {
             // The receiver is gone if all names were invalidated instead.
             let _ = sender.send(());
         });
+        let begun = Instant::now();
         while let Err(RecvTimeoutError::Timeout) = told.recv_timeout(PATIENCE) {
-            if self.connection.is_stuck() {
+            if self.connection.is_stuck() || begun.elapsed() > notices::PATIENCE {
                 return self.server().invalidate_at_once(&stale);
             }
         }
