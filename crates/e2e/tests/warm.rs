@@ -41,6 +41,8 @@ fn requests(mount: &Mount) -> Requests {
 
 /// The requests of `work`, without those of the question itself.
 fn requests_of(mount: &Mount, work: impl FnOnce()) -> Requests {
+    // The first question may refresh attributes of the root, which the others then have.
+    requests(mount);
     let before_question = requests(mount);
     let before = requests(mount);
     work();
@@ -48,7 +50,8 @@ fn requests_of(mount: &Mount, work: impl FnOnce()) -> Requests {
     let count = |at: &Requests, kind: &str| at.get(kind).copied().unwrap_or(0);
     let of_work = |kind: &String| {
         let all = count(&after, kind) - count(&before, kind);
-        all - (count(&before, kind) - count(&before_question, kind))
+        // The kernel forgets inodes at any time, also during a question.
+        all.saturating_sub(count(&before, kind) - count(&before_question, kind))
     };
     let counted = after.keys().map(|kind| (kind.clone(), of_work(kind)));
     counted.filter(|(_, count)| *count > 0).collect()
