@@ -109,6 +109,16 @@ pub enum Verb {
     /// A snapshot holds all files of the volume as of one moment, and never changes. It takes no
     /// time, and space only for later changes. `mount -o ro,snapshot=NAME` shows one.
     Snapshot(Snapshot),
+    /// Tell the snapshots in which a file or directory tree changed
+    ///
+    /// Each line has a snapshot that first shows the object in a new state, and how that differs
+    /// from the snapshot before: added, removed, type, content, metadata. The cost follows the
+    /// changes, not the size of the tree.
+    Log(Log),
+    /// Clone a file or directory tree out of a snapshot, in constant time
+    ///
+    /// The object comes back to its own path, or to DST, as it was in the snapshot.
+    Restore(Restore),
     /// Compare two directory trees of a mount
     ///
     /// The comparison takes time for the differences, not for the size of the trees. Each line
@@ -438,10 +448,38 @@ pub struct Diff {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
+    /// Compare the file or directory A as it was in this snapshot of the volume with that of today
+    #[arg(long, value_name = "SNAPSHOT", conflicts_with = "b")]
+    pub at: Option<String>,
     /// Directory on a Ramet mount
     pub a: PathBuf,
     /// Directory on the same mount
-    pub b: PathBuf,
+    #[arg(required_unless_present = "at")]
+    pub b: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct Log {
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// File or directory on a Ramet mount, which need not be there any more
+    pub path: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Restore {
+    /// Snapshot of the volume
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub at: String,
+    /// Replace DST, whole and atomically, when it exists: directories replace only directories, and
+    /// other files only other files
+    #[arg(long)]
+    pub replace: bool,
+    /// File or directory on a Ramet mount, which need not be there any more
+    pub path: PathBuf,
+    /// Path of the copy on the same mount; without it, PATH
+    pub dst: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

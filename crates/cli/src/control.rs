@@ -133,12 +133,17 @@ impl Root {
     /// The names that differ between this tree and the one of `other`, on the same mount.
     pub fn diff(&self, other: &Root) -> Answer<Vec<Difference>> {
         // Asks first, so that the kernel does not write back another file system as a whole.
-        let mut request = DiffRequest {
+        let other = other.source(OsStr::new("."))?.token;
+        self.write_back()?;
+        self.diff_pages(DiffRequest {
             flags: DIFF_START,
             session: session()?,
-            other: other.source(OsStr::new("."))?.token,
-        };
-        self.write_back()?;
+            other,
+        })
+    }
+
+    /// The differences of a comparison that this request starts, or that was started.
+    pub fn diff_pages(&self, mut request: DiffRequest) -> Answer<Vec<Difference>> {
         let (mut found, mut bytes) = (Vec::new(), Vec::new());
         loop {
             let mut page = request.encode();

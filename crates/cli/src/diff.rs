@@ -6,14 +6,14 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use ramet_fs::{Change, Difference};
+use ramet_fs::Difference;
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::args::Diff;
 use crate::control::{Root, mounted};
 use crate::failure::{Failure, Outcome, status};
-use crate::output;
+use crate::{output, past};
 
 const DIFFERENT: u8 = 1;
 
@@ -23,20 +23,11 @@ pub fn run(args: &Diff) -> Outcome<u8> {
 }
 
 fn compare(args: &Diff) -> Outcome<u8> {
-    let (a, b) = (Root::open_tree(&args.a)?, Root::open_tree(&args.b)?);
-    let device = |root: &Root, dir: &Path| root.device().map_err(|e| Failure::system(dir, e));
-    if device(&a, &args.a)? != device(&b, &args.b)? {
-        let why = "both must be on the same Ramet mount";
-        return Err(Failure::at(&args.b, why));
-    }
-    let found = a.diff(&b).map_err(|e| match e {
-        Errno::RANGE => Failure::at(&args.a, "the trees differ in more names than the memory of the daemon takes (mount with more --memory)"),
-        Errno::PERM => Failure::at(
-            &args.a,
-            "only root and the user who mounted the volume may compare trees",
-        ),
-        e => mounted(&args.a, e),
-    })?;
+    let found = match (&args.at, &args.b) {
+        (Some(at), _) => past::diff(&args.a, at)?,
+        (None, Some(b)) => between(&args.a, b)?,
+        (None, None) => return Err(Failure::new("give a second directory, or --at SNAPSHOT")),
+    };
     let text = if args.json {
         let list: Vec<Value> = found.iter().map(as_json).collect();
         format!("{:#}\n", Value::from(list))
@@ -47,18 +38,22 @@ fn compare(args: &Diff) -> Outcome<u8> {
     Ok(if found.is_empty() { 0 } else { DIFFERENT })
 }
 
-fn words(change: Change) -> &'static [&'static str] {
-    match change {
-        Change::Added => &["added"],
-        Change::Removed => &["removed"],
-        Change::Kind => &["type"],
-        Change::Both {
-            content: true,
-            metadata: false,
-        } => &["content"],
-        Change::Both { content: false, .. } => &["metadata"],
-        Change::Both { .. } => &["content", "metadata"],
+/// The names that differ between two directories of today.
+fn between(first: &Path, second: &Path) -> Outcome<Vec<Difference>> {
+    let (a, b) = (Root::open_tree(first)?, Root::open_tree(second)?);
+    let device = |root: &Root, dir: &Path| root.device().map_err(|e| Failure::system(dir, e));
+    if device(&a, first)? != device(&b, second)? {
+        let why = "both must be on the same Ramet mount";
+        return Err(Failure::at(second, why));
     }
+    a.diff(&b).map_err(|e| match e {
+        Errno::RANGE => Failure::at(first, "the trees differ in more names than the memory of the daemon takes (mount with more --memory)"),
+        Errno::PERM => Failure::at(
+            first,
+            "only root and the user who mounted the volume may compare trees",
+        ),
+        e => mounted(first, e),
+    })
 }
 
 fn escaped(path: &[u8]) -> String {
@@ -79,7 +74,7 @@ fn escaped(path: &[u8]) -> String {
 fn as_line(difference: &Difference) -> String {
     let slash = if difference.is_dir { "/" } else { "" };
     let (word, path) = (
-        words(difference.change).join(", "),
+        difference.change.words().join(", "),
         escaped(&difference.path),
     );
     format!("{word:<18} {path}{slash}\n")
@@ -90,7 +85,7 @@ fn as_json(difference: &Difference) -> Value {
     let path = escaped(&difference.path);
     let is_plain = path.as_bytes() == difference.path || difference.path.is_empty();
     let mut out = json!({
-        "change": words(difference.change),
+        "change": difference.change.words(),
         "path": path,
         "directory": difference.is_dir,
     });
@@ -106,6 +101,8 @@ fn as_json(difference: &Difference) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use ramet_fs::Change;
+
     use super::*;
 
     fn changed(path: &[u8]) -> Difference {

@@ -26,6 +26,7 @@ mod mounts;
 mod names;
 mod output;
 mod owner;
+mod past;
 mod policy;
 mod pressure;
 mod progress;
@@ -105,6 +106,8 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Grow(args) => grow::run(&args)?,
         Verb::Stat(args) => stat::run(&args)?,
         Verb::Snapshot(args) => snapshot::run(&args)?,
+        Verb::Log(args) => past::log(&args)?,
+        Verb::Restore(args) => past::restore(&args)?,
         Verb::Diff(args) => return diff::run(&args),
         Verb::Du(args) => du::run(&args)?,
         Verb::Import(args) => return import::run(&args),

@@ -15,6 +15,15 @@ use crate::size::Size;
 
 type Answer<T> = rustix::io::Result<T>;
 
+/// Asks the daemon about snapshots.
+pub fn ask(root: &Root, request: &SnapshotRequest) -> Answer<SnapshotReply> {
+    let text = serde_json::to_string(request).map_err(|_| Errno::INVAL)?;
+    let mut bytes = encode_stat_reply(&text).map_err(|_| Errno::TOOBIG)?;
+    root.call(SNAPSHOT, &mut bytes)?;
+    let text = decode_stat_reply(&bytes).map_err(|_| Errno::PROTO)?;
+    serde_json::from_str(text).map_err(|_| Errno::PROTO)
+}
+
 /// A mounted volume, by one of its directories.
 struct Place {
     root: Root,
@@ -29,11 +38,7 @@ impl Place {
     }
 
     fn ask(&self, request: &SnapshotRequest) -> Answer<SnapshotReply> {
-        let text = serde_json::to_string(request).map_err(|_| Errno::INVAL)?;
-        let mut bytes = encode_stat_reply(&text).map_err(|_| Errno::TOOBIG)?;
-        self.root.call(SNAPSHOT, &mut bytes)?;
-        let text = decode_stat_reply(&bytes).map_err(|_| Errno::PROTO)?;
-        serde_json::from_str(text).map_err(|_| Errno::PROTO)
+        ask(&self.root, request)
     }
 
     /// Asks about the snapshot `name`.

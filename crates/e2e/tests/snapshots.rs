@@ -149,6 +149,9 @@ fn users_may_list_snapshots_and_nothing_else() {
         &["snapshot", "create", &root, "two"][..],
         &["snapshot", "rm", &root, "one"],
         &["snapshot", "policy", &root, "hourly=1"],
+        &["log", &root],
+        &["diff", "--at", "one", &root],
+        &["restore", "--at", "one", &root, &format!("{root}/x")],
     ] {
         let out = as_user(args);
         let said = String::from_utf8_lossy(&out.stderr);
@@ -187,4 +190,62 @@ fn a_policy_stands_in_the_volume_and_the_daemon_follows_it() {
     assert_eq!(makers, ["hourly", "daily"]);
     mount.umount();
     bed.fsck();
+}
+
+#[test]
+fn files_and_trees_come_back_from_a_snapshot() {
+    for transport in TRANSPORTS {
+        let bed = Bed::new("256M");
+        let mount = bed.mount(&["-o", transport]);
+        let root = text(mount.root()).to_owned();
+        let at = |path: &str| format!("{root}/{path}");
+        fs::create_dir_all(at("dir/inner")).expect("there is room");
+        fs::write(at("dir/inner/file"), "before").expect("there is room");
+        done(&["snapshot", "create", &root, "one"]);
+        fs::write(at("dir/inner/file"), "later").expect("there is room");
+        let read = |path: &str| fs::read_to_string(at(path)).expect("it is there");
+        let open = fs::File::open(at("dir/inner/file")).expect("it is there");
+        let out = ramet(&["diff", "--at", "one", &at("dir")]);
+        let told = String::from_utf8_lossy(&out.stdout).into_owned();
+        assert_eq!(out.status.code(), Some(1), "{out:?}");
+        assert!(
+            told.contains("content") && told.contains("inner/file"),
+            "{told}"
+        );
+        let file = at("dir/inner/file");
+        assert!(refused(&["restore", "--at", "one", &file]).contains("--replace"));
+        assert!(refused(&["restore", "--at", "no", &file, &at("x")]).contains("no snapshot"));
+        done(&["restore", "--at", "one", &file, &at("copy")]);
+        assert_eq!(
+            (read("copy"), read("dir/inner/file")),
+            ("before".into(), "later".into())
+        );
+        done(&["restore", "--replace", "--at", "one", &at("dir")]);
+        assert_eq!(read("dir/inner/file"), "before");
+        // A file that is open goes on.
+        let mut text_of_open = String::new();
+        std::io::Read::read_to_string(&mut &open, &mut text_of_open).expect("it is open");
+        assert_eq!(text_of_open, "later");
+        fs::remove_dir_all(at("dir")).expect("it is there");
+        done(&[
+            "restore",
+            "--at",
+            "one",
+            &at("dir/inner/file"),
+            &at("again"),
+        ]);
+        assert_eq!(read("again"), "before");
+        done(&["restore", "--at", "one", &at("dir")]);
+        done(&["snapshot", "create", &root, "two"]);
+        fs::remove_dir_all(at("dir")).expect("it is there");
+        let log = done(&["log", "--json", &at("dir/inner")]);
+        let log: Vec<Value> = serde_json::from_str(&log).expect("JSON");
+        let words: Vec<_> = log.iter().map(|one| one["change"][0].as_str()).collect();
+        assert_eq!(words.first(), Some(&Some("added")));
+        assert_eq!(words.last(), Some(&Some("removed")));
+        assert_eq!(done(&["log", &root]).lines().count(), log.len() + 1);
+        drop(open);
+        mount.umount();
+        bed.fsck();
+    }
 }

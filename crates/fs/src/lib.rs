@@ -88,5 +88,7 @@ pub use tools::controls::{ControlState, Controls};
 pub use tools::diff::{Change, Difference};
 pub use tools::mkfs::UnfinishedVolume;
 pub use tools::scrub::{Damaged, ScrubPage};
-pub use tools::snapshot_calls::{SnapshotReply, SnapshotRequest, ToldSnapshot, answer_snapshots};
+pub use tools::snapshot_calls::{
+    SnapshotReply, SnapshotRequest, ToldChange, ToldSnapshot, answer_snapshots,
+};
 pub use volume::{Volume, view};

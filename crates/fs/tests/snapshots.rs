@@ -11,7 +11,7 @@ use common::{make, open, volume};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Caller, Clock, CloneMode, Error, FormatOptions, Ino, Kind, MadeBy, OpenOptions, Period,
-    ROOT_INO, RenameMode, SetXattr, Time, Volume, view,
+    ROOT_INO, RenameMode, SetXattr, SnapshotRequest, Time, Volume, answer_snapshots, view,
 };
 
 /// An object as a reader sees it.
@@ -485,4 +485,144 @@ fn many_snapshots_leave_the_height_and_lookups_as_they_are() {
         volume.snapshots().remove(&format!("s{number}")).unwrap();
     }
     clean(&volume);
+}
+
+#[test]
+fn restored_trees_and_files_are_as_they_were() {
+    let (_device, volume) = volume();
+    let (dir, file) = fill(&volume);
+    let inner = make(&volume, dir, "inner", Kind::Directory).ino;
+    let linked = volume.names().lookup(dir, b"l").unwrap().ino;
+    volume.names().link(linked, inner, b"l2").unwrap();
+    let before = tree(&volume);
+    volume.snapshots().create("one").unwrap();
+    write(&volume, file, "later");
+    let (root, trees, snapshots) = (Caller::root(), volume.trees(), volume.snapshots());
+    trees.remove_tree(&root, dir, b"inner").unwrap();
+    let restore = |path: &[u8], name: &[u8], mode| {
+        let source = (snapshots, "one", path);
+        trees.restore(&root, source, (ROOT_INO, name), mode)
+    };
+    // The tree has hard links to shared inodes above it, the copy a clone root's own.
+    restore(b"d", b"back", CloneMode::New).unwrap();
+    restore(b"copy", b"copy again", CloneMode::New).unwrap();
+    restore(b"d/f", b"f", CloneMode::New).unwrap();
+    restore(b"/m/", b"alone", CloneMode::New).unwrap();
+    restore(b"sparse", b"sparse", CloneMode::Replace).unwrap();
+    restore(b"", b"all", CloneMode::New).unwrap();
+    assert!(matches!(
+        restore(b"d", b"back", CloneMode::New),
+        Err(Error::Exists)
+    ));
+    assert!(matches!(
+        restore(b"none", b"x", CloneMode::New),
+        Err(Error::NotFound)
+    ));
+    assert!(matches!(
+        restore(b"d", b"f", CloneMode::Replace),
+        Err(Error::NotDirectory)
+    ));
+    assert!(matches!(
+        restore(b"m", b"d", CloneMode::Replace),
+        Err(Error::IsDirectory)
+    ));
+    let other = (snapshots, "two", &b"d"[..]);
+    let missing = trees.restore(&root, other, (ROOT_INO, b"x"), CloneMode::New);
+    assert!(matches!(missing, Err(Error::NotFound)));
+    restore(b"d", b"d", CloneMode::Replace).unwrap();
+    let after = tree(&volume);
+    let is_same = |old: &str, new: &str, nlink: u32| {
+        let (a, b) = (&before[old], &after[new]);
+        assert_eq!((&a.content, &a.note), (&b.content, &b.note), "{new}");
+        assert_ne!(a.identity, b.identity, "{new}");
+        assert_eq!(b.nlink, nlink, "{new}");
+    };
+    for top in ["back", "d", "all/d"] {
+        // Two of the three names are below the directory; the third one is beside it.
+        let links = if top == "all/d" { 3 } else { 2 };
+        is_same("/d/f", &format!("/{top}/f"), 1);
+        is_same("/d/l", &format!("/{top}/l"), links);
+        is_same("/d/inner/l2", &format!("/{top}/inner/l2"), links);
+        let number = |name: &str| after[&format!("/{top}/{name}")].identity;
+        assert_eq!(number("l"), number("inner/l2"));
+    }
+    is_same("/copy/l", "/copy again/l", 1);
+    is_same("/d/f", "/f", 1);
+    is_same("/m", "/alone", 1);
+    is_same("/sparse", "/sparse", 1);
+    snapshots.remove("one").unwrap();
+    assert_eq!(tree(&volume), after);
+    clean(&volume);
+    volume.forget_all();
+    clean(&volume);
+}
+
+#[test]
+fn the_past_of_a_path_is_told_at_the_cost_of_its_changes() {
+    let (_device, volume) = volume();
+    let dir = make(&volume, ROOT_INO, "d", Kind::Directory).ino;
+    let other = make(&volume, ROOT_INO, "other", Kind::Regular).ino;
+    for number in 0..3000 {
+        let file = make(&volume, dir, &format!("f{number}"), Kind::Regular).ino;
+        volume.forget(file, 1);
+    }
+    volume.checkpoint().unwrap();
+    let mut told = Vec::new();
+    for number in 0..60 {
+        match number {
+            10 | 11 => {
+                let file = volume.names().lookup(dir, b"f7").unwrap().ino;
+                write(&volume, file, &format!("{number}"));
+                volume.forget(file, 1);
+            }
+            30 => volume.names().unlink(dir, b"f7").unwrap(),
+            _ => write(&volume, other, &format!("{number}")),
+        }
+        volume.snapshots().create(&format!("s{number}")).unwrap();
+    }
+    make(&volume, dir, "f7", Kind::Regular);
+    let snapshots = volume.snapshots();
+    let mut log = |path: &[u8]| {
+        told.clear();
+        let before = volume.stats().tree.counts.node_visits;
+        let mut from = Some(0);
+        while let Some(first) = from {
+            let request = SnapshotRequest::Log {
+                path: path.to_vec(),
+                from: first,
+            };
+            let reply = answer_snapshots(snapshots, &request).unwrap();
+            told.extend(reply.changes.into_iter().map(|told| {
+                let snapshot = told.snapshot.map_or("now".to_owned(), |told| told.name);
+                format!("{snapshot} {}", told.change.join(" "))
+            }));
+            from = reply.next;
+        }
+        let visits = volume.stats().tree.counts.node_visits - before;
+        (told.clone(), visits)
+    };
+    let (file, _) = log(b"d/f7");
+    let changes = ["s0 added", "s10 content metadata", "s11 content metadata"];
+    assert_eq!(file, [&changes[..], &["s30 removed", "now added"]].concat());
+    let (all, visits) = log(b"d");
+    let changes = ["s0 added", "s10 content", "s11 content", "s30 content"];
+    assert_eq!(all, [&changes[..], &["now content"]].concat());
+    println!("{visits} visits for 60 snapshots");
+    assert!(visits < 60 * 100, "{visits}");
+    assert_eq!(log(b"none").0, [""; 0]);
+    let state = ramet_fs::ControlState::default();
+    let diff = |name, path: &[u8]| {
+        let controls = volume.controls();
+        controls.begin_diff_from(&state, snapshots, (name, path))?;
+        let page = controls.diff_page(ROOT_INO, &state, None)?;
+        let (bytes, is_last) = ramet_fs::control::decode_diff_page(&page)?;
+        assert!(is_last);
+        let found = ramet_fs::Difference::decode(bytes)?;
+        Ok::<_, Error>(found.map(|(found, _)| (found.path, found.change)))
+    };
+    let added = Some((b"f7".to_vec(), ramet_fs::Change::Added));
+    assert_eq!(diff("s30", b"d").unwrap(), added);
+    assert_eq!(diff("s59", b"other").unwrap(), None);
+    assert!(diff("s5", b"other").unwrap().is_some());
+    assert!(matches!(diff("none", b"d"), Err(Error::NotFound)));
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use ramet_betree::{Batch, Seq, Span, exclusive_bytes, newest_seq, successor_of_prefix};
+use ramet_betree::{Batch, Seq, Span, Tree, exclusive_bytes, newest_seq, successor_of_prefix};
 use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result};
@@ -228,6 +228,11 @@ impl Snapshots {
             viewed: Arc::clone(&self.viewed),
         };
         Ok((view, keys::snapshot_base(record.id)))
+    }
+
+    /// The tree that has all snapshots.
+    pub(crate) fn tree(&self) -> &Tree {
+        &self.namespace.tree
     }
 
     /// The snapshot with this name.

@@ -13,10 +13,12 @@ use crate::format::keys;
 use crate::namespace::resolve::Namespace;
 use crate::ops::invalidation::Invalidation;
 use crate::ops::settle::Settling;
+use crate::ops::snapshots::Snapshots;
 use crate::tools::check::Finding;
 use crate::tools::check_snapshots::check_all;
 use crate::tools::control::DiffPages;
 use crate::tools::diff::{self, Difference, Found};
+use crate::tools::history;
 use crate::tools::scrub::{ScrubPage, Scrubbing};
 
 /// Tools for a whole volume or a directory tree.
@@ -80,6 +82,23 @@ impl Controls {
             *pages = None;
         }
         Ok(page)
+    }
+
+    /// Compares the object at `path` in a snapshot with that of today. [`Controls::diff_page`] of
+    /// the same state hands the differences out.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such snapshot, or either has no such object; `NotDirectory` when
+    /// they are of different kinds; those of [`Controls::diff`].
+    pub fn begin_diff_from(
+        &self,
+        state: &ControlState,
+        snapshots: &Snapshots,
+        (snapshot, path): (&str, &[u8]),
+    ) -> Result<()> {
+        let found = history::diff_from(snapshots, snapshot, path)?;
+        *state.diff.lock() = Some((DiffPages::new(&found.differences), found.held));
+        Ok(())
     }
 
     /// Answers [`SCRUB`](crate::control::SCRUB): begins to read everything

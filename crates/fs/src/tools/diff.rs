@@ -13,16 +13,18 @@
 //!   follow the differences, as with clones.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_betree::{Diff, Snapshot, Span, successor_of_prefix};
-use ramet_block::{Held, Use};
+use ramet_block::{Budget, Held, Use};
 
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
 use crate::format::keys::{self, Part};
 use crate::format::record::{Entry, FLAG_CLONE_ROOT, FLAG_XATTRS, Kind, Record};
 use crate::namespace::resolve::Namespace;
+use crate::ops::then::Then;
 
 /// Longest encoded comparison, in bytes; a longer one is refused.
 pub const DIFF_BYTES_MAX: usize = 256 << 20;
@@ -49,6 +51,24 @@ pub enum Change {
         /// but a directory differs.
         metadata: bool,
     },
+}
+
+impl Change {
+    /// The words for it.
+    #[must_use]
+    pub fn words(self) -> &'static [&'static str] {
+        match self {
+            Self::Added => &["added"],
+            Self::Removed => &["removed"],
+            Self::Kind => &["type"],
+            Self::Both {
+                content: true,
+                metadata: false,
+            } => &["content"],
+            Self::Both { content: false, .. } => &["metadata"],
+            Self::Both { .. } => &["content", "metadata"],
+        }
+    }
 }
 
 /// A name that differs between two trees.
@@ -80,6 +100,8 @@ struct Object {
 
 struct Comparison {
     sides: [Side; 2],
+    /// Both are in one tree: equal paths are of one object.
+    is_one_tree: bool,
     /// Differences, by path relative to the top.
     found: BTreeMap<Bytes, Difference>,
     /// Objects that only one side has, or of different kinds: nothing below them is compared.
@@ -137,20 +159,23 @@ pub(crate) fn diff(namespace: &Namespace, a: Ino, b: Ino) -> Result<Found> {
         side(1).map_err(gone_is_not_found)?,
     ];
     drop(topology);
-    let mut comparison = Comparison {
-        sides,
-        found: BTreeMap::new(),
-        whole: BTreeSet::new(),
-        candidates: BTreeSet::from([Bytes::new()]),
-        shared: BTreeMap::new(),
-        bytes: 0,
-        held,
-    };
-    comparison.run()?;
-    Ok(Found {
-        differences: comparison.found.into_values().collect(),
-        held: comparison.held,
-    })
+    Comparison::new(sides, true, held).find()
+}
+
+/// The differences between two objects of one kind, each in a tree of its own, of one volume. An
+/// object that is no directory is told by the empty path.
+///
+/// # Errors
+/// `Range` as [`diff`], and those of the tree.
+pub(crate) fn diff_then(budget: &Arc<Budget>, sides: [(&Snapshot, &Then); 2]) -> Result<Found> {
+    let sides = sides.map(|(snapshot, then)| Side {
+        snapshot: snapshot.clone(),
+        path: then.path.clone(),
+        root: then.root.clone(),
+        record: then.record.clone(),
+    });
+    let held = Held::new(budget, Use::Requests);
+    Comparison::new(sides, false, held).find()
 }
 
 impl Side {
@@ -251,6 +276,27 @@ fn hold_path(held: &mut Held, paths: &mut BTreeSet<Bytes>, path: Bytes) -> Resul
 }
 
 impl Comparison {
+    fn new(sides: [Side; 2], is_one_tree: bool, held: Held) -> Self {
+        Self {
+            sides,
+            is_one_tree,
+            found: BTreeMap::new(),
+            whole: BTreeSet::new(),
+            candidates: BTreeSet::from([Bytes::new()]),
+            shared: BTreeMap::new(),
+            bytes: 0,
+            held,
+        }
+    }
+
+    fn find(mut self) -> Result<Found> {
+        self.run()?;
+        Ok(Found {
+            differences: self.found.into_values().collect(),
+            held: self.held,
+        })
+    }
+
     fn run(&mut self) -> Result<()> {
         self.compare_names()?;
         self.compare_data()?;
@@ -416,7 +462,7 @@ impl Comparison {
             (Some(_), None) => return self.report(object, Change::Removed),
             (None, Some(_)) => return self.report(object, Change::Added),
         };
-        if a.path == b.path {
+        if self.is_one_tree && a.path == b.path {
             return Ok(());
         }
         let kind = a.record.kind();

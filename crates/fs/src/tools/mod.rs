@@ -10,6 +10,7 @@ pub mod control;
 pub(crate) mod controls;
 pub(crate) mod diff;
 pub mod fence;
+pub(crate) mod history;
 pub(crate) mod mkfs;
 pub(crate) mod scrub;
 pub(crate) mod snapshot_calls;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::format::record::Time;
 use crate::ops::snapshots::{SnapshotEntry, Snapshots, utc};
+use crate::tools::history::{self, Changed};
 
 /// A request about snapshots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +28,34 @@ pub enum SnapshotRequest {
         from: u64,
         /// Tell the bytes that only each of them uses, too.
         exclusive: bool,
+    },
+    /// Clone an object of a snapshot to a name in the directory that the call is made on.
+    Restore {
+        /// Name of the snapshot.
+        snapshot: String,
+        /// Names of the object from the root of the volume, joined by `/`.
+        path: Vec<u8>,
+        /// Name of the copy.
+        name: Vec<u8>,
+        /// Replace an entry of that name.
+        replace: bool,
+    },
+    /// Tell the changes of an object from snapshot to snapshot.
+    Log {
+        /// Names of the object from the root of the volume, joined by `/`.
+        path: Vec<u8>,
+        /// 0, or the id to go on from.
+        from: u64,
+    },
+    /// Compare an object of a snapshot with that of today. Pages of differences follow by
+    /// [`DIFF`](crate::control::DIFF) without a flag.
+    Diff {
+        /// A number that the caller chose: that of the requests for the pages.
+        session: u64,
+        /// Name of the snapshot.
+        snapshot: String,
+        /// Names of the object from the root of the volume, joined by `/`.
+        path: Vec<u8>,
     },
     /// Tell the policy.
     Policy {
@@ -88,6 +117,25 @@ impl From<SnapshotEntry> for ToldSnapshot {
     }
 }
 
+/// A change in an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToldChange {
+    /// The snapshot that first has it so; none is the volume of today.
+    pub snapshot: Option<ToldSnapshot>,
+    /// `added`, `removed`, `type`, or one or both of `content` and `metadata`.
+    pub change: Vec<String>,
+}
+
+impl From<Changed> for ToldChange {
+    fn from(changed: Changed) -> Self {
+        let words = changed.change.words().iter();
+        Self {
+            snapshot: changed.snapshot.map(ToldSnapshot::from),
+            change: words.map(|word| (*word).to_owned()).collect(),
+        }
+    }
+}
+
 /// The answer to a [`SnapshotRequest`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotReply {
@@ -97,15 +145,17 @@ pub struct SnapshotReply {
     pub next: Option<u64>,
     /// The policy.
     pub policy: Option<String>,
+    /// Changes of an object.
+    pub changes: Vec<ToldChange>,
 }
 
 /// Snapshots in one answer: it fits an ioctl with the longest names.
 const LISTED_AT_ONCE: usize = 16;
 
-/// Carries a request out.
+/// Carries a request out, but for those that need more than the snapshots: restoring and comparing.
 ///
 /// # Errors
-/// Those of [`Snapshots`]; `Invalid` for a policy that makes no sense.
+/// `Unsupported` for those; those of [`Snapshots`]; `Invalid` for a policy that makes no sense.
 pub fn answer_snapshots(snapshots: &Snapshots, request: &SnapshotRequest) -> Result<SnapshotReply> {
     let mut reply = SnapshotReply::default();
     match request {
@@ -126,6 +176,14 @@ pub fn answer_snapshots(snapshots: &Snapshots, request: &SnapshotRequest) -> Res
                     told.exclusive_bytes = Some(bytes);
                 }
             }
+        }
+        SnapshotRequest::Log { path, from } => {
+            let past = history::log(snapshots, path, *from)?;
+            reply.next = past.next;
+            reply.changes = past.changes.into_iter().map(ToldChange::from).collect();
+        }
+        SnapshotRequest::Restore { .. } | SnapshotRequest::Diff { .. } => {
+            return Err(Error::Unsupported);
         }
         SnapshotRequest::Policy { set } => {
             if let Some(text) = set {

@@ -28,7 +28,7 @@ pub struct MountInfo {
     /// Number of the file system.
     pub device: Device,
     /// The directory of the file system that is seen at the mount point.
-    root: PathBuf,
+    pub root: PathBuf,
     /// The mount point: absolute, without links.
     pub dir: PathBuf,
     /// Whether this mount is read-only.

@@ -9,8 +9,8 @@ use ramet_fs::control::{
     encode_stat_reply, encode_usage,
 };
 use ramet_fs::{
-    Caller, Capabilities, ControlState, Error, Ino, Invalidation, Result, SnapshotRequest, Volume,
-    answer_snapshots,
+    Caller, Capabilities, CloneMode, ControlState, Error, Ino, Invalidation, Result, SnapshotReply,
+    SnapshotRequest, Volume, answer_snapshots,
 };
 
 use rustix::io::Errno;
@@ -93,12 +93,15 @@ impl Call {
     /// The time that this call may take.
     pub(crate) fn pace(&self) -> Pace {
         match self {
-            Self::Clone(_) | Self::Remove(_) | Self::Publish(_) => Pace::Structural,
+            Self::Clone(_)
+            | Self::Remove(_)
+            | Self::Publish(_)
+            | Self::Snapshot(SnapshotRequest::Restore { .. }) => Pace::Structural,
+            Self::Snapshot(_) => Pace::Waits,
             Self::Sync
             | Self::Checkpoint
             | Self::Diff(_)
             | Self::Usage
-            | Self::Snapshot(_)
             | Self::Scrub(_)
             | Self::Grow(_) => Pace::Waits,
             Self::Source(_) | Self::Stat | Self::Import => Pace::Quick,
@@ -119,6 +122,7 @@ impl Call {
         let (number, begins) = match self {
             Self::Diff(request) => (request.session, request.flags & DIFF_START != 0),
             Self::Scrub(request) => (request.session, request.flags & SCRUB_START != 0),
+            Self::Snapshot(SnapshotRequest::Diff { session, .. }) => (*session, true),
             _ => return None,
         };
         owns_volume(caller).ok()?;
@@ -183,7 +187,9 @@ impl Call {
                         .publish(caller, request.token, dir, &request.name)?;
                 (stale, data) = (missing, encode_import_counts(&counts).to_vec());
             }
-            Self::Snapshot(request) => data = snapshot_reply(volume, request, caller)?,
+            Self::Snapshot(request) => {
+                (stale, data) = snapshot_reply(volume, request, (dir, state), caller)?;
+            }
             Self::Usage => data = encode_usage(&volume.controls().usage(dir)?),
             Self::Stat => data = stat_reply(volume, counts, prefetch)?,
             Self::Scrub(request) => {
@@ -199,13 +205,40 @@ impl Call {
     }
 }
 
-/// The answer to a request about snapshots.
-fn snapshot_reply(volume: &Volume, request: &SnapshotRequest, caller: &Caller) -> Result<Vec<u8>> {
+/// The answer to a request about snapshots, with the invalidations that the kernel needs.
+fn snapshot_reply(
+    volume: &Volume,
+    request: &SnapshotRequest,
+    (dir, state): (Ino, Option<&ControlState>),
+    caller: &Caller,
+) -> Result<(Vec<Invalidation>, Vec<u8>)> {
     if !request.is_for_all() {
         owns_volume(caller)?;
     }
-    let reply = answer_snapshots(volume.snapshots(), request)?;
-    encode_json(serde_json::to_string(&reply))
+    let (mut stale, mut reply) = (Vec::new(), SnapshotReply::default());
+    let snapshots = volume.snapshots();
+    match request {
+        SnapshotRequest::Restore {
+            snapshot,
+            path,
+            name,
+            replace,
+        } => {
+            let mode = match replace {
+                true => CloneMode::Replace,
+                false => CloneMode::New,
+            };
+            let source = (snapshots, &snapshot[..], &path[..]);
+            stale = volume.trees().restore(caller, source, (dir, name), mode)?;
+        }
+        SnapshotRequest::Diff { snapshot, path, .. } => {
+            let state = state.ok_or(Error::Stale)?;
+            let controls = volume.controls();
+            controls.begin_diff_from(state, snapshots, (snapshot, path))?;
+        }
+        request => reply = answer_snapshots(snapshots, request)?,
+    }
+    Ok((stale, encode_json(serde_json::to_string(&reply))?))
 }
 
 /// An answer in JSON.

@@ -599,7 +599,8 @@ impl History {
             58..68 => self.link(&mut known),
             68..82 => self.rename(&mut known),
             82..91 => self.clone_entry(&mut known),
-            91..95 => self.snapshot(&volume),
+            91..93 => self.snapshot(&volume),
+            93..96 => self.restore(&mut known),
             _ => {
                 let (path, _) = self.object();
                 let Some((name, dir)) = path.split_last() else {
@@ -725,6 +726,21 @@ impl History {
             .trees()
             .clone_entry(&Caller::root(), ino, dir, &name, mode);
         cloned.map(drop)
+    }
+
+    /// Clones an object of a snapshot, most often one that is there today too.
+    fn restore(&mut self, known: &mut Known<'_>) -> ramet_fs::Result<()> {
+        let (path, dir, name) = (self.object().0, self.dir(), self.name());
+        if self.seen.names.is_empty() {
+            return self.snapshot(known.volume);
+        }
+        let snapshot = self.seen.names[self.rng.below(self.seen.names.len())].clone();
+        let (path, dir) = (path.join(&b'/'), known.find(&dir)?);
+        let mode = [CloneMode::New, CloneMode::Replace][self.rng.below(2)];
+        let (volume, root) = (known.volume, Caller::root());
+        let source = (volume.snapshots(), &snapshot[..], &path[..]);
+        let restored = volume.trees().restore(&root, source, (dir, &name), mode);
+        restored.map(drop)
     }
 
     /// Makes or removes a snapshot.

@@ -1,0 +1,185 @@
+//! The past of a file or tree: `ramet log`, `ramet restore` and `ramet diff --at`.
+//!
+//! An object of a snapshot is named by its path in the volume, which need not exist any more. So the
+//! part of the path that exists is followed by the kernel, the mount that it leads to is found among
+//! the mounts of this process, and the rest is taken by its names.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use ramet_fs::control::DiffRequest;
+use ramet_fs::{Difference, SnapshotRequest, ToldChange};
+use ramet_fuse::mountinfo;
+use rustix::io::Errno;
+use serde_json::{Value, json};
+
+use crate::args::{Log, Restore};
+use crate::control::{Root, Target, mounted, refuse_if_mounted_on, refuse_if_read_only, session};
+use crate::failure::{Failure, Outcome};
+use crate::output::say;
+use crate::snapshot::ask;
+
+/// An object by its path in a volume.
+struct Located {
+    /// The mount point.
+    root: Root,
+    dir: PathBuf,
+    /// Names from the root of the volume, joined by `/`.
+    path: Vec<u8>,
+}
+
+impl Located {
+    fn find(path: &Path) -> Outcome<Located> {
+        let failed = |e| Failure::system(path, e);
+        let mut whole = std::path::absolute(path).map_err(|e| Failure::system(path, e))?;
+        if whole.components().any(|part| part == Component::ParentDir) {
+            whole = whole.canonicalize().map_err(|e| Failure::system(path, e))?;
+        }
+        // The last name is not followed, as with ramet clone.
+        let mut rest: Vec<OsString> = Vec::new();
+        let mut at = whole.clone();
+        let above = loop {
+            let Some(name) = at.file_name() else {
+                break at;
+            };
+            rest.push(name.to_owned());
+            at.pop();
+            if let Ok(found) = at.canonicalize() {
+                break found;
+            }
+        };
+        rest.reverse();
+        let mounts = mountinfo::mounts().map_err(|e| Failure::system(path, e))?;
+        let mut whole = above;
+        whole.extend(&rest);
+        let around = mounts.iter().filter(|mount| whole.starts_with(&mount.dir));
+        let Some(mount) = around.max_by_key(|mount| mount.dir.components().count()) else {
+            return Err(mounted(path, Errno::NOTTY));
+        };
+        let inside = whole.strip_prefix(&mount.dir).unwrap_or(&whole);
+        let inside = mount.root.join(inside);
+        let names = inside.components().filter_map(|part| match part {
+            Component::Normal(name) => Some(name.as_bytes()),
+            _ => None,
+        });
+        Ok(Located {
+            root: Root::open_dir(&mount.dir).map_err(failed)?,
+            path: names.collect::<Vec<_>>().join(&b'/'),
+            dir: mount.dir.clone(),
+        })
+    }
+
+    /// The reason of a refusal about an object of the snapshot `at`.
+    fn why(&self, shown: &Path, at: &str, e: Errno) -> Failure {
+        match e {
+            Errno::NOENT => {
+                let why = format!("there is no snapshot {at:?}, or nothing of this name in it");
+                Failure::at(shown, why)
+            }
+            Errno::PERM => Failure::at(
+                shown,
+                "only root and the user who mounted the volume may look into snapshots",
+            ),
+            e => mounted(shown, e),
+        }
+    }
+}
+
+pub fn restore(args: &Restore) -> Outcome {
+    let located = Located::find(&args.path)?;
+    let dst = args.dst.as_deref().unwrap_or(&args.path);
+    let target = Target::of(&args.path, dst)?;
+    let device = |root: &Root, shown: &Path| root.device().map_err(|e| Failure::system(shown, e));
+    if device(&located.root, &located.dir)? != device(&target.root, &target.path)? {
+        let why = "must be on the same Ramet mount as the object";
+        return Err(Failure::at(&target.path, why));
+    }
+    refuse_if_read_only(&target.root, &target.path)?;
+    if args.replace {
+        refuse_if_mounted_on(&target.root, &target.name, &target.path)?;
+    }
+    // Asks first, so that the kernel does not write back another file system as a whole.
+    let root = &target.root;
+    root.stats_json().map_err(|e| mounted(&target.path, e))?;
+    root.write_back().map_err(|e| mounted(&target.path, e))?;
+    let request = SnapshotRequest::Restore {
+        snapshot: args.at.clone(),
+        path: located.path.clone(),
+        name: target.name.as_bytes().to_vec(),
+        replace: args.replace,
+    };
+    let asked = ask(root, &request).map(drop);
+    asked.map_err(|e| match e {
+        Errno::EXIST => Failure::at(&target.path, "already exists: --replace replaces it"),
+        Errno::ISDIR => Failure::at(&target.path, "is a directory: only a directory replaces it"),
+        Errno::NOTDIR => Failure::at(
+            &target.path,
+            "is not a directory: a directory does not replace it",
+        ),
+        e => located.why(&args.path, &args.at, e),
+    })
+}
+
+/// The differences from an object in the snapshot `at` to that of today.
+pub fn diff(path: &Path, at: &str) -> Outcome<Vec<Difference>> {
+    let located = Located::find(path)?;
+    let root = &located.root;
+    root.stats_json().map_err(|e| mounted(path, e))?;
+    root.write_back().map_err(|e| mounted(path, e))?;
+    let found = session().and_then(|session| {
+        let request = SnapshotRequest::Diff {
+            session,
+            snapshot: at.to_owned(),
+            path: located.path.clone(),
+        };
+        ask(root, &request)?;
+        root.diff_pages(DiffRequest {
+            flags: 0,
+            session,
+            other: 0,
+        })
+    });
+    found.map_err(|e| match e {
+        Errno::NOTDIR => Failure::at(path, "is of another kind now"),
+        e => located.why(path, at, e),
+    })
+}
+
+pub fn log(args: &Log) -> Outcome {
+    let located = Located::find(&args.path)?;
+    let root = &located.root;
+    root.stats_json().map_err(|e| mounted(&args.path, e))?;
+    root.write_back().map_err(|e| mounted(&args.path, e))?;
+    let (mut all, mut from) = (Vec::new(), Some(0));
+    while let Some(first) = from {
+        let request = SnapshotRequest::Log {
+            path: located.path.clone(),
+            from: first,
+        };
+        let reply = ask(root, &request).map_err(|e| located.why(&args.path, "", e))?;
+        all.extend(reply.changes);
+        from = reply.next;
+    }
+    if args.json {
+        let all: Vec<Value> = all.iter().map(as_value).collect();
+        return say!("{:#}", Value::from(all));
+    }
+    for told in &all {
+        let words = told.change.join(", ");
+        match &told.snapshot {
+            Some(snapshot) => say!("{}  {words:<18}  {}", snapshot.time(), snapshot.name)?,
+            None => say!("{:<16}  {words}", "now")?,
+        }
+    }
+    Ok(())
+}
+
+fn as_value(told: &ToldChange) -> Value {
+    let snapshot = told.snapshot.as_ref();
+    json!({
+        "change": told.change,
+        "snapshot": snapshot.map(|snapshot| &snapshot.name),
+        "time": snapshot.map(|snapshot| snapshot.time()),
+    })
+}

@@ -1,0 +1,288 @@
+//! Restoring: clones out of a snapshot of the volume.
+//!
+//! The source is a file or a tree in a snapshot, which nothing changes, so that no lock is needed
+//! for it. All else is as with a clone within the live tree (`clone.rs`): one batch, a name with a
+//! new slot, and numbers that follow from it. Hard links below a directory that is no clone root
+//! are always handled as a whole (`hard_links.rs`).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ramet_betree::{Batch, Seq, Snapshot, successor_of_prefix, window};
+
+use crate::error::{Error, Result, gone_is_not_found};
+use crate::format::ino::Ino;
+use crate::format::keys;
+use crate::format::name::check_name;
+use crate::format::note::Note;
+use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, FLAG_XATTRS, Kind, Record};
+use crate::format::slots::Slot;
+use crate::namespace::inode::{DirPath, Inode};
+use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
+use crate::ops::access::Caller;
+use crate::ops::at::At;
+use crate::ops::clone::CloneMode;
+use crate::ops::invalidation::Invalidation;
+use crate::ops::removal::Removal;
+use crate::ops::snapshots::Snapshots;
+use crate::ops::then::{Then, names_of};
+use crate::ops::trees::{Trees, Victim, invalidations};
+
+/// A file or a tree in a snapshot.
+struct Source {
+    then: Then,
+    /// The bytes that keys of the snapshot have behind the index.
+    base: Bytes,
+    /// Hard links with names below it have their shared inodes above.
+    has_links: bool,
+    /// Clone roots in it have notes.
+    has_notes: bool,
+}
+
+impl Source {
+    fn find(tree: &Snapshot, base: Bytes, names: &[&[u8]]) -> Result<Self> {
+        let then = Then::find(tree, names)?.ok_or(Error::NotFound)?;
+        let has_any = |prefix: Bytes| -> Result<bool> {
+            let mut scan = tree.scan(&prefix, successor_of_prefix(&prefix).as_deref());
+            Ok(scan.advance()?)
+        };
+        let is_dir = then.record.kind() == Kind::Directory;
+        Ok(Self {
+            has_links: is_dir
+                && then.root != then.path
+                && has_any(keys::links_below(&then.root, &then.path))?,
+            has_notes: is_dir && has_any(keys::range(keys::NOTES, &then.path))?,
+            then,
+            base,
+        })
+    }
+
+    fn is_dir(&self) -> bool {
+        self.then.record.kind() == Kind::Directory
+    }
+
+    /// Clones a prefix of the keys of the snapshot to `to`.
+    fn clone_prefix(&self, batch: &mut Batch, from: &Bytes, to: Bytes) {
+        let from = [&from[..1], &self.base, &from[1..]].concat();
+        batch.clone_prefix(from, to);
+    }
+
+    /// Clones the keys that an object with this record has beside it.
+    fn clone_contents(&self, batch: &mut Batch, record: &Record, from: &[u8], to: &[u8]) {
+        let mut indexes = Vec::new();
+        if record.has(FLAG_XATTRS) {
+            indexes.push(keys::META);
+        }
+        if record.kind() == Kind::Regular && record.size_bytes > 0 {
+            indexes.push(keys::DATA);
+        }
+        for index in indexes {
+            self.clone_prefix(batch, &keys::range(index, from), keys::range(index, to));
+        }
+    }
+
+    /// Clones everything below the directory to `to`, with the shared inodes of the hard links
+    /// below it. A note with this number says that they are not counted.
+    fn clone_tree(&self, batch: &mut Batch, to: &Bytes, (indexes, note): (&[u8], u64)) {
+        let then = &self.then;
+        for index in indexes {
+            let from = keys::range(*index, &then.path);
+            self.clone_prefix(batch, &from, keys::range(*index, to));
+        }
+        if then.path.is_empty() {
+            for tag in keys::VOLUME_TAGS {
+                for index in [keys::META, keys::DATA] {
+                    batch.delete_prefix(keys::tagged(index, to, tag));
+                }
+            }
+        }
+        if !self.has_links {
+            return;
+        }
+        for index in [keys::META, keys::DATA] {
+            let from = keys::shared_inodes(index, &then.root);
+            self.clone_prefix(batch, &from, keys::shared_inodes(index, to));
+        }
+        let below = keys::links_below(&then.root, &then.path);
+        self.clone_prefix(batch, &below, keys::links_below(to, to));
+        batch.put(keys::note(to, note), Note::Uncounted.encode());
+    }
+}
+
+impl Trees {
+    /// Clones the file or tree that `path`, names joined by `/`, leads to in a snapshot to `name`
+    /// in `dir`; `mode` says how an entry there is treated. Atomic, durable with the next sync.
+    /// Symbolic links on the way are not followed.
+    ///
+    /// The caller needs write and search on `dir`, and to replace a directory must own that or be
+    /// privileged. The caller of this function checks whether it may read the snapshot.
+    ///
+    /// # Errors
+    /// Those of [`Trees::clone_entry`]; `NotFound` also when there is no such snapshot or object.
+    pub fn restore(
+        &self,
+        caller: &Caller,
+        (snapshots, snapshot, path): (&Snapshots, &str, &[u8]),
+        (dir, name): (Ino, &[u8]),
+        mode: CloneMode,
+    ) -> Result<Vec<Invalidation>> {
+        check_name(name)?;
+        let names = names_of(path)?;
+        let _reaped = self.deletes.reap_on_drop();
+        let (_viewed, base) = snapshots.view(snapshot)?;
+        let tree = window(&self.namespace.tree, base.clone()).snapshot();
+        let source = Source::find(&tree, base, &names)?;
+        let dir = self.namespace.dir(dir)?;
+        let at = At { dir: &dir, name };
+        self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
+        let birth = self.numbers.generation()?;
+        let restore = |round| self.restore_now(caller, &source, (at, birth), mode, round);
+        let (stale, slot) = self.namespace.until_applied(restore)?;
+        self.namespace.took_slot(&dir, slot);
+        Ok(stale)
+    }
+
+    /// Makes the clone, if it has not to wait. Returns also the slot that it took.
+    fn restore_now(
+        &self,
+        caller: &Caller,
+        source: &Source,
+        (at, birth): (At<'_>, u64),
+        mode: CloneMode,
+        round: Round,
+    ) -> Result<((Vec<Invalidation>, Slot), Seq)> {
+        let At { dir, name } = at;
+        let _names = dir.lock_names();
+        let found = self.namespace.find_slot(dir, name)?;
+        match &found {
+            Some(_) if mode == CloneMode::New => return Err(Error::Exists),
+            Some(found) if source.is_dir() && !found.inode.is_dir() => {
+                return Err(Error::NotDirectory);
+            }
+            Some(found) if !source.is_dir() && found.inode.is_dir() => {
+                return Err(Error::IsDirectory);
+            }
+            Some(_) => {}
+            None => self.deletes.free_name(dir, name)?,
+        }
+        let _links = self.namespace.links.write();
+        // Later than all notes of the clone root, as the links are held for writing.
+        let note = self.numbers.generation()?;
+        if source.has_links || source.has_notes {
+            self.namespace.unsettled.expect_note();
+        }
+        let victim = found.map(|found| Victim::of(&self.namespace, found));
+        let victim = victim.transpose()?;
+        let mut inodes = vec![dir];
+        if let Some(victim) = &victim {
+            victim.add_inodes(&mut inodes);
+        }
+        let mut tx = Transaction::new(lock_states(&inodes));
+        self.may_put(caller, &tx, dir, victim.as_ref())?;
+        let mut topology = self.namespace.topology.write();
+        let dir_path = topology.dir_path(dir).map_err(gone_is_not_found)?;
+        let removal = Removal {
+            deletes: &self.deletes,
+            topology: &topology,
+            now: self.times.now(),
+            may_stay: false,
+        };
+        let copy = Restored {
+            source,
+            at,
+            birth,
+            note,
+            indexes: self.namespace.unsettled.indexes(),
+        };
+        let slot = copy.put(&mut tx, (&dir_path, &removal), victim.as_ref())?;
+        let gone = victim.as_ref().map(|victim| victim.gone(&tx));
+        let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
+        topology.generation += 1;
+        drop(topology);
+        if let Some(victim) = &victim {
+            victim.note_removed(&self.namespace);
+        }
+        gone.into_iter()
+            .flatten()
+            .flatten()
+            .for_each(|gone| self.numbers.note_gone(gone));
+        let stale = invalidations(&self.namespace, at, victim.as_ref())?;
+        Ok(((stale, slot), seq))
+    }
+}
+
+impl Trees {
+    /// Refuses a caller that may not put an entry into `dir`, in the place of `victim`.
+    fn may_put(
+        &self,
+        caller: &Caller,
+        tx: &Transaction<'_>,
+        dir: &Arc<Inode>,
+        victim: Option<&Victim>,
+    ) -> Result<()> {
+        let protections = &self.namespace.protections;
+        caller.may_change(&self.namespace, (dir, tx.get(dir)))?;
+        let Some(victim) = victim else {
+            return protections.may_gain_names(tx, dir);
+        };
+        caller.may_remove(tx.get(dir), tx.get(&victim.inode))?;
+        protections.may_lose_tree(tx, (dir, victim))
+    }
+}
+
+/// A clone of a source, to be made.
+struct Restored<'a> {
+    source: &'a Source,
+    at: At<'a>,
+    /// Generation when the copy is made.
+    birth: u64,
+    /// Number of its note.
+    note: u64,
+    /// Indexes that trees have keys in.
+    indexes: &'a [u8],
+}
+
+impl Restored<'_> {
+    /// Adds the clone to the transaction. Returns the slot that it takes.
+    fn put(
+        &self,
+        tx: &mut Transaction<'_>,
+        (dir, removal): (&DirPath, &Removal<'_>),
+        victim: Option<&Victim>,
+    ) -> Result<Slot> {
+        let (source, at) = (self.source, self.at);
+        let to = keys::child(&dir.path, at.name);
+        match victim {
+            Some(victim) if source.is_dir() => victim.keep(tx, removal.deletes, &to),
+            Some(victim) => removal.name(tx, at, &victim.found())?,
+            None => {}
+        }
+        let mut record = source.then.record.clone();
+        if source.is_dir() {
+            source.clone_tree(&mut tx.batch, &to, (self.indexes, self.note));
+            if let Some(victim) = victim {
+                let home = at.dir.identity();
+                victim.drop(tx, removal, (&dir.path, home), at.name)?;
+            }
+            record.flags |= FLAG_CLONE_ROOT;
+        } else {
+            let from = &source.then.path;
+            source.clone_contents(&mut tx.batch, &record, from, &to);
+            record.nlink = 1;
+        }
+        record.ctime = removal.now;
+        record.flags &= !FLAG_PROTECTED;
+        let slot = tx.take_slot(at.dir)?;
+        (record.slot, record.birth, record.pin) = (slot, self.birth, None);
+        record.counted = 0;
+        tx.put_slot(&dir.path, slot, at.name);
+        let entry = keys::entry(&dir.path, at.name);
+        tx.batch.put(entry, record.encode());
+        let parent = tx.edit(at.dir);
+        (parent.mtime, parent.ctime) = (removal.now, removal.now);
+        if source.is_dir() && victim.is_none() {
+            parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
+        }
+        Ok(slot)
+    }
+}
