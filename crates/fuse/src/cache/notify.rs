@@ -166,7 +166,24 @@ impl Kernel {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
+
+    #[test]
+    fn listing_is_dropped_behind_a_barrier() {
+        let (mut notifications, to_kernel) = io::pipe().unwrap();
+        let kernel = Kernel::default();
+        kernel.connect(Arc::new(to_kernel.into()));
+        kernel.invalidate(&[Invalidation::Listing(Ino(7))]);
+        drop(kernel);
+        let mut bytes = Vec::new();
+        notifications.read_to_end(&mut bytes).unwrap();
+        let barrier = Notification::inval_entry(Ino(7), b"/");
+        let first_page = Notification::inval_pages(Ino(7), 0, 1);
+        let expected = [barrier.as_bytes(), b"/\0", first_page.as_bytes()].concat();
+        assert_eq!(bytes, expected);
+    }
 
     #[test]
     fn releases_are_told_apart() {
