@@ -403,6 +403,11 @@ pub enum SnapshotVerb {
     ///
     /// Its space comes back in the background.
     Rm(SnapshotName),
+    /// Make the files of a volume those of a snapshot again
+    ///
+    /// The volume must not be mounted. A snapshot of the state before is made first, and its name is
+    /// told. All snapshots stay.
+    Rollback(SnapshotRollback),
     /// Tell or set the policy by which the daemon makes snapshots, and removes those that it made
     ///
     /// POLICY tells how many are kept: hourly=24,daily=7,weekly=4,monthly=12, or some of them; none
@@ -418,6 +423,21 @@ pub struct SnapshotName {
     /// A directory on the mount (without it the current one), and the name of the snapshot
     #[arg(value_names = ["DIR", "NAME"], num_args = 1..=2, required = true)]
     pub words: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct SnapshotRollback {
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Memory that the command may take, such as 512M; the default is the smaller of a quarter of
+    /// the machine's memory and half of the control group's limit
+    #[arg(long, value_name = "N")]
+    pub memory: Option<Size>,
+    /// Volume that is not mounted: image file or block device
+    pub volume: PathBuf,
+    /// Name of the snapshot
+    pub name: String,
 }
 
 #[derive(Debug, Args)]

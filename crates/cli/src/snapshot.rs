@@ -1,16 +1,23 @@
 //! `ramet snapshot`: snapshots of a mounted volume.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use ramet_block::owner::Contents;
+use ramet_block::{Access, FileDevice};
 use ramet_fs::control::{SNAPSHOT, decode_stat_reply, encode_stat_reply};
-use ramet_fs::{Policy, SnapshotReply, SnapshotRequest, ToldSnapshot, check_snapshot_name};
+use ramet_fs::{
+    Policy, SnapshotReply, SnapshotRequest, ToldSnapshot, check_snapshot_name, roll_back,
+};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use crate::args::{Snapshot, SnapshotVerb};
+use crate::args::{Snapshot, SnapshotRollback, SnapshotVerb};
+use crate::budget::{budget, within};
 use crate::control::{Root, mounted};
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
+use crate::owner;
 use crate::size::Size;
 
 type Answer<T> = rustix::io::Result<T>;
@@ -106,6 +113,7 @@ pub fn run(args: &Snapshot) -> Outcome {
             }
             Ok(())
         }
+        SnapshotVerb::Rollback(args) => rollback(args),
         SnapshotVerb::Policy(args) => policy(&args.words, args.json),
     }
 }
@@ -123,6 +131,29 @@ fn create(words: &[String], as_json: bool) -> Outcome {
         say!("{:#}", made.first().unwrap_or(&Value::Null))?;
     }
     Ok(())
+}
+
+fn rollback(args: &SnapshotRollback) -> Outcome {
+    let path = &args.volume;
+    if path.is_dir() {
+        let why = "a directory: unmount the volume first, and name its image file or device";
+        return Err(Failure::at(path, why));
+    }
+    let device = FileDevice::open(path, Access::ReadWrite).map_err(Failure::device)?;
+    let device = Arc::new(device);
+    let device = owner::take(path, device, Contents::Volume, &mut owner::tell)?;
+    let options = within(budget(args.memory));
+    let before = roll_back(device, options, &args.name).map_err(|e| match e {
+        ramet_fs::Error::NotFound => Failure::new(format!(
+            "snapshot {:?}: there is no such snapshot",
+            args.name
+        )),
+        e => Failure::at(path, e),
+    })?;
+    match args.json {
+        true => say!("{:#}", json!({ "before": before.name })),
+        false => say!("the state before is in snapshot {}", before.name),
+    }
 }
 
 fn as_value(told: &ToldSnapshot) -> Value {

@@ -249,3 +249,37 @@ fn files_and_trees_come_back_from_a_snapshot() {
         bed.fsck();
     }
 }
+
+#[test]
+fn a_volume_is_rolled_back_when_it_is_not_mounted() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let root = text(mount.root()).to_owned();
+    let file = mount.root().join("file");
+    fs::write(&file, "before").expect("there is room");
+    done(&["snapshot", "create", &root, "one"]);
+    fs::write(&file, "later").expect("there is room");
+    assert!(refused(&["snapshot", "rollback", &root, "one"]).contains("unmount"));
+    let volume = bed.volume();
+    let volume = text(&volume);
+    assert!(
+        !ramet(&["snapshot", "rollback", volume, "one"])
+            .status
+            .success()
+    );
+    mount.umount();
+    assert!(refused(&["snapshot", "rollback", volume, "no"]).contains("no such snapshot"));
+    let told = done(&["snapshot", "rollback", volume, "one"]);
+    bed.fsck();
+    let mount = bed.mount(&[]);
+    assert_eq!(fs::read_to_string(&file).expect("it is there"), "before");
+    let kept = names(&root);
+    assert_eq!((&kept[0][..], kept.len()), ("one", 2));
+    assert!(told.trim().ends_with(&kept[1]), "{told}");
+    mount.umount();
+    done(&["snapshot", "rollback", volume, &kept[1]]);
+    let mount = bed.mount(&[]);
+    assert_eq!(fs::read_to_string(&file).expect("it is there"), "later");
+    mount.umount();
+    bed.fsck();
+}

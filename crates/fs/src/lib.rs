@@ -44,6 +44,7 @@ mod format;
 mod namespace;
 mod ops;
 mod options;
+mod rollback;
 mod tools;
 mod volume;
 
@@ -83,6 +84,7 @@ pub use ops::xattr::{SetXattr, XATTR_BYTES_MAX};
 pub use options::{
     AccessTime, FormatOptions, LinkStats, LockStats, MemoryStats, OpenOptions, VolumeStats,
 };
+pub use rollback::roll_back;
 pub use tools::check::Finding;
 pub use tools::controls::{ControlState, Controls};
 pub use tools::diff::{Change, Difference};

@@ -11,7 +11,8 @@ use common::{make, open, volume};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Caller, Clock, CloneMode, Error, FormatOptions, Ino, Kind, MadeBy, OpenOptions, Period,
-    ROOT_INO, RenameMode, SetXattr, SnapshotRequest, Time, Volume, answer_snapshots, view,
+    ROOT_INO, RenameMode, SetXattr, SnapshotRequest, Time, Volume, answer_snapshots, roll_back,
+    view,
 };
 
 /// An object as a reader sees it.
@@ -625,4 +626,57 @@ fn the_past_of_a_path_is_told_at_the_cost_of_its_changes() {
     assert_eq!(diff("s59", b"other").unwrap(), None);
     assert!(diff("s5", b"other").unwrap().is_some());
     assert!(matches!(diff("none", b"d"), Err(Error::NotFound)));
+}
+
+#[test]
+fn a_rollback_brings_everything_back_but_the_generations() {
+    let (device, volume) = volume();
+    fill(&volume);
+    let before = tree(&volume);
+    volume.snapshots().create("one").unwrap();
+    // Each mount reserves further generations.
+    volume.close().unwrap();
+    drop(volume);
+    let volume = open(&device);
+    let dir = dir_of(&volume);
+    let file = volume.names().lookup(dir, b"f").unwrap().ino;
+    write(&volume, file, "later");
+    let made = make(&volume, dir, "made", Kind::Regular);
+    let (root, trees) = (Caller::root(), volume.trees());
+    trees.remove_tree(&root, ROOT_INO, b"copy").unwrap();
+    volume.names().unlink(ROOT_INO, b"m").unwrap();
+    let after = tree(&volume);
+    volume.close().unwrap();
+    drop(volume);
+    let options = OpenOptions::default;
+    let missing = roll_back(Arc::clone(&device), options(), "none");
+    assert!(matches!(missing, Err(Error::NotFound)));
+    let kept = roll_back(Arc::clone(&device), options(), "one").unwrap();
+    let volume = open(&device);
+    assert_eq!(tree(&volume), before);
+    assert_eq!(tree(&view(&volume, "one").unwrap()), before);
+    assert_eq!(tree(&view(&volume, &kept.name).unwrap()), after);
+    assert_eq!(kept.made_by, MadeBy::Rollback);
+    // The number of the file that was made is given again, with another generation.
+    let stale = volume.names().lookup_number(made.ino);
+    assert!(matches!(stale, Err(Error::Stale)), "{stale:?}");
+    let again = make(&volume, dir_of(&volume), "again", Kind::Regular);
+    assert_eq!(again.ino, made.ino);
+    assert!(again.generation > made.generation);
+    clean(&volume);
+    volume.close().unwrap();
+    drop(volume);
+    roll_back(Arc::clone(&device), options(), &kept.name).unwrap();
+    let volume = open(&device);
+    assert_eq!(tree(&volume), after);
+    assert_eq!(volume.snapshots().count().unwrap(), 3);
+    for entry in volume.snapshots().list().unwrap() {
+        volume.snapshots().remove(&entry.name).unwrap();
+    }
+    assert_eq!(tree(&volume), after);
+    clean(&volume);
+}
+
+fn dir_of(volume: &Volume) -> Ino {
+    volume.names().lookup(ROOT_INO, b"d").unwrap().ino
 }

@@ -71,6 +71,12 @@ impl Counters {
         })
     }
 
+    /// Puts the counter of generations alone.
+    pub(crate) fn put_generation(batch: &mut Batch, generation: u64) {
+        let value = generation.to_le_bytes().to_vec();
+        batch.put(keys::counter(COUNTERS[0]), value);
+    }
+
     pub(crate) fn put(self, batch: &mut Batch) {
         let values = [self.generation, self.number];
         for (name, value) in COUNTERS.into_iter().zip(values) {

@@ -177,6 +177,22 @@ impl Snapshots {
         Ok((record, seq))
     }
 
+    /// Makes a snapshot of the state before a rollback.
+    ///
+    /// # Errors
+    /// Those of [`Snapshots::create`].
+    pub(crate) fn create_before_rollback(&self) -> Result<SnapshotEntry> {
+        let name = format!("before-rollback-{}", utc(self.times.now()));
+        match self.create_as(&name, MadeBy::Rollback) {
+            // A second one within a second, or a user took the name.
+            Err(Error::Exists) => {
+                let name = format!("{name}-{}", self.counts()?.next_id);
+                self.create_as(&name, MadeBy::Rollback)
+            }
+            done => done,
+        }
+    }
+
     /// Removes a snapshot. Atomic, durable with the next sync; the space that only the snapshot
     /// uses comes back in the background.
     ///

@@ -1,0 +1,64 @@
+//! Rollback: the files of a volume become those of one of its snapshots.
+//!
+//! One batch replaces the root's range by that of the snapshot, after a snapshot of the state
+//! before. Nobody may have the volume mounted, so no inode is in memory and the kernel remembers
+//! nothing. Tables of inode numbers go back with the names that they are of. The counter of
+//! generations does not: a number that is given again has another generation, and handles of
+//! objects that were made after the snapshot lead nowhere.
+
+use std::sync::Arc;
+
+use ramet_betree::Batch;
+use ramet_block::Device;
+
+use crate::error::{Error, Result};
+use crate::format::keys;
+use crate::namespace::numbers::Counters;
+use crate::ops::snapshots::SnapshotEntry;
+use crate::options::OpenOptions;
+use crate::volume::Volume;
+
+/// Makes the files of the volume on `device` those of the snapshot `name`, durably. Returns the
+/// snapshot that keeps the state before. All snapshots stay.
+///
+/// # Errors
+/// `NotFound` when there is no such snapshot, and those of [`Volume::open`] and of the tree. The
+/// files are as before then, but there may be a snapshot more.
+pub fn roll_back(
+    device: Arc<dyn Device>,
+    options: OpenOptions,
+    name: &str,
+) -> Result<SnapshotEntry> {
+    // No thread of the volume changes anything on the way.
+    let options = OpenOptions {
+        manual: true,
+        ..options
+    };
+    let volume = Volume::open(device, options)?;
+    let rolled = volume.snapshots().find(name).and_then(|snapshot| {
+        let before = volume.snapshots().create_before_rollback()?;
+        volume.tree().apply(rollback_to(&volume, &snapshot)?)?;
+        Ok(before)
+    });
+    let closed = volume.close();
+    let before = rolled?;
+    closed?;
+    Ok(before)
+}
+
+/// The batch of a rollback.
+fn rollback_to(volume: &Volume, snapshot: &SnapshotEntry) -> Result<Batch> {
+    let base = keys::snapshot_base(snapshot.id);
+    let inside = |key: &[u8]| [&key[..1], &base, &key[1..]].concat();
+    let strip = u32::try_from(1 + base.len()).map_err(|_| Error::Range)?;
+    let generation = Counters::read(volume.tree())?.generation;
+    let mut batch = Batch::new();
+    for (index, lo, hi) in keys::ranges_of_snapshots() {
+        batch.clone_range(inside(&lo), Some(inside(&hi).into()), strip, vec![index]);
+    }
+    for index in keys::INDEXES {
+        batch.delete_prefix(keys::orphans(index));
+    }
+    Counters::put_generation(&mut batch, generation);
+    Ok(batch)
+}
