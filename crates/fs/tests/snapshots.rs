@@ -602,6 +602,17 @@ fn the_past_of_a_path_is_told_at_the_cost_of_its_changes() {
         let visits = volume.stats().tree.counts.node_visits - before;
         (told.clone(), visits)
     };
+    let (mut listed, mut from) = (Vec::new(), Some(0));
+    while let Some(first) = from {
+        let request = SnapshotRequest::List {
+            from: first,
+            exclusive: first == 0,
+        };
+        let reply = answer_snapshots(snapshots, &request).unwrap();
+        listed.extend(reply.snapshots.into_iter().map(|told| told.id));
+        from = reply.next;
+    }
+    assert_eq!(listed, (0..60).collect::<Vec<_>>());
     let (file, _) = log(b"d/f7");
     let changes = ["s0 added", "s10 content metadata", "s11 content metadata"];
     assert_eq!(file, [&changes[..], &["s30 removed", "now added"]].concat());
