@@ -227,6 +227,17 @@ impl Checkpointer {
         self.poison_after(written)
     }
 
+    /// Writes a checkpoint for which no messages move down: each node is written as it is.
+    pub(crate) fn checkpoint_as_it_is(&self) -> Result<()> {
+        let Some(journal) = self.journal() else {
+            return Err(Error::ReadOnly);
+        };
+        let mut sb = self.superblock.lock();
+        let write = || self.write_state(&mut sb, &Records::Journal(journal), false);
+        let written = self.failure.poisoning(write);
+        self.poison_after(written)
+    }
+
     /// Writes a checkpoint after which the journal goes on at its front: no batch comes for the time
     /// being.
     pub(crate) fn checkpoint_idle(&self) -> Result<()> {
@@ -323,6 +334,11 @@ impl Checkpointer {
         self.store.space_debt.look_for_dead(&top);
         drop(top);
         self.root.flush_if_possible(true)?;
+        self.write_state(sb, records, clean)
+    }
+
+    /// Writes the nodes that are in memory, and the superblock that names them.
+    fn write_state(&self, sb: &mut Superblock, records: &Records<'_>, clean: bool) -> Result<()> {
         let written = self.write_nodes(records)?;
         let commit = self.commit(&written)?;
         let next = self.superblock_after(sb, &written, &commit, clean);

@@ -76,8 +76,37 @@ fn open_for_writing(dev: &Arc<dyn Device>, options: &OpenOptions) -> Result<Tree
 /// Opens for writing the state that `sb` names, whose copies are good.
 pub(crate) fn open_at(
     dev: &Arc<dyn Device>,
+    sb: Superblock,
+    options: &OpenOptions,
+) -> Result<Tree> {
+    match recover(dev, sb.clone(), options, Effort::Full) {
+        // The nodes of the first recovery were made in space that only the volume before the crash
+        // did without. No checkpoint names them.
+        Err(Error::NoSpace) => {
+            tracing::debug!("a full volume is recovered without moving messages down");
+            let sb = read_superblock(&**dev).unwrap_or(sb);
+            recover(dev, sb, options, Effort::Least)
+        }
+        opened => opened,
+    }
+}
+
+/// The work of a recovery for writing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Effort {
+    /// Messages move down, and checkpoints bound the nodes in memory.
+    Full,
+    /// Nodes are written as the replay leaves them, by one checkpoint at the end. It takes no space
+    /// but that for which the batches were admitted, and memory for all changes of the journal.
+    Least,
+}
+
+/// Opens for writing the state that `sb` names.
+fn recover(
+    dev: &Arc<dyn Device>,
     mut sb: Superblock,
     options: &OpenOptions,
+    effort: Effort,
 ) -> Result<Tree> {
     begin_opening(&**dev, &mut sb)?;
     let store = open_store(dev, &sb, options)?;
@@ -88,7 +117,7 @@ pub(crate) fn open_at(
     // Also space that an earlier mount took, when the host has no more.
     let _ = store.space.secure(store.space.deletion_reserve_bytes());
     let mut inner = inner_of(store, root, &sb, options)?;
-    let replayed = replay(&inner, &sb, options, true)?;
+    let replayed = replay(&inner, &sb, options, effort == Effort::Full)?;
     let (end, records) = (replayed.end, replayed.records);
     inner.loss = replayed.loss.map(|loss| loss.to_string());
     if inner.loss.is_some() && failpoints::is_on(Fault::JournalClearedEarly) {
@@ -96,7 +125,10 @@ pub(crate) fn open_at(
     }
     begin_epoch(&inner, end, records)?;
     if records > 0 {
-        inner.checkpointer.checkpoint()?;
+        match effort {
+            Effort::Full => inner.checkpointer.checkpoint()?,
+            Effort::Least => inner.checkpointer.checkpoint_as_it_is()?,
+        }
     }
     if inner.loss.is_some() {
         // No frame is needed any more: the state before the loss is durable, and its epoch.
@@ -350,5 +382,59 @@ fn shape_of(sb: &Superblock, budget: &Budget) -> TreeShape {
         memory_bytes: usual.memory_bytes.min(buffer).max(1 << 20),
         codec: sb.codec,
         ..usual
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use ramet_block::MemDevice;
+
+    use super::*;
+    use crate::{Batch, FormatOptions};
+
+    #[test]
+    fn recovery_that_moves_nothing_down_finds_all_batches() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
+        Tree::format(&dev, &FormatOptions::default()).expect("formats");
+        let options = OpenOptions {
+            manual: true,
+            ..OpenOptions::default()
+        };
+        let tree = Tree::open(dev.clone(), options.clone()).expect("opens");
+        for round in 0..40 {
+            let mut batch = Batch::new();
+            for number in 0..200 {
+                batch.put(format!("{round}/{number}"), vec![round; 300]);
+            }
+            if round % 8 == 7 {
+                batch.clone_prefix(format!("{}/", round - 1), format!("clone {round}/"));
+                batch.delete_prefix(format!("{}/", round - 3));
+            }
+            tree.apply(batch).expect("there is room");
+            if round == 20 {
+                tree.checkpoint().expect("there is room");
+            }
+        }
+        tree.sync().expect("syncs");
+        let all = |tree: &Tree| -> Vec<_> {
+            let found = tree.scan(b"", None);
+            found.map(|entry| entry.expect("reads")).collect()
+        };
+        let mut before = all(&tree);
+        // A crash: the tree is never closed.
+        std::mem::forget(tree);
+        let sb = read_superblock(&*dev).expect("there is one");
+        let tree = recover(&dev, sb, &options, Effort::Least).expect("recovers");
+        assert_eq!(all(&tree), before);
+        let mut batch = Batch::new();
+        batch.put("z", "after the crash");
+        tree.apply(batch).expect("there is room");
+        tree.sync().expect("syncs");
+        before.push((Bytes::from("z"), Bytes::from("after the crash")));
+        std::mem::forget(tree);
+        let tree = Tree::open(dev, options).expect("opens");
+        assert_eq!(all(&tree), before);
+        tree.close().expect("closes");
     }
 }
