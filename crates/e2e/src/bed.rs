@@ -100,7 +100,9 @@ impl Bed {
     /// build's folder may be closed to others.
     pub fn command_for_others(&self) -> PathBuf {
         let bin = self.path().join("ramet");
-        std::fs::copy(ramet_bin(), &bin).expect("there is room");
+        // A process of its own writes the file. A child that another thread starts meanwhile would
+        // inherit the open file, and a file that is open for writing cannot be run.
+        run_ok("cp", &[ramet_bin().as_os_str(), bin.as_os_str()]);
         for path in [self.path(), &bin] {
             std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("ours");
         }

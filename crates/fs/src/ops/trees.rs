@@ -31,7 +31,7 @@ use crate::ops::times::Times;
 
 /// With at most so many inodes in memory, the invalidations of an operation name those whose links
 /// wait to be counted. Of more, the kernel hears a moment later.
-const LISTED_AT_ONCE: usize = 1 << 14;
+const LISTED_AT_ONCE: usize = 1 << 16;
 
 /// Clones and removals of whole trees.
 pub struct Trees {
