@@ -28,7 +28,7 @@ use crate::ops::contents::copy_contents;
 use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
 use crate::ops::invalidation::Invalidation;
 use crate::ops::removal::Removal;
-use crate::ops::trees::{Trees, Victim, invalidations};
+use crate::ops::trees::{Trees, Victim};
 
 /// How a clone treats a destination that exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -150,7 +150,7 @@ impl Trees {
                 .may_lose_tree(&tx, (dir, victim))?,
             None => self.namespace.protections.may_gain_names(&tx, dir)?,
         }
-        let mut topology = self.namespace.topology.write();
+        let topology = self.namespace.topology.write();
         let plan = Plan {
             source,
             at,
@@ -160,18 +160,8 @@ impl Trees {
             indexes: self.namespace.unsettled.indexes(),
         };
         let slot = self.carry_out(&mut tx, &topology, plan)?;
-        let gone = victim.as_ref().map(|victim| victim.gone(&tx));
-        let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
-        topology.generation += 1;
-        drop(topology);
-        if let Some(victim) = &victim {
-            victim.note_removed(&self.namespace);
-        }
-        gone.into_iter()
-            .flatten()
-            .flatten()
-            .for_each(|gone| self.numbers.note_gone(gone));
-        let stale = invalidations(&self.namespace, at, victim.as_ref())?;
+        let changed = (at, victim.as_ref());
+        let (stale, seq) = self.apply_structure(tx, topology, changed, round)?;
         Ok(((stale, slot), seq))
     }
 
@@ -257,9 +247,16 @@ impl Plan<'_> {
 
 /// Refuses a clone of `source` in the place of `found` when only one of them is a directory.
 fn may_take_the_place_of(source: &Inode, found: &Inode) -> Result<()> {
-    match (source.is_dir(), found.is_dir()) {
-        // A directory has one name.
-        (true, true) if found.ino == source.ino => Err(Error::SameFile),
+    // A directory has one name.
+    if source.is_dir() && found.ino == source.ino {
+        return Err(Error::SameFile);
+    }
+    are_of_one_kind(source.is_dir(), found.is_dir())
+}
+
+/// Refuses to put a directory in the place of another object, and the other way round.
+pub(super) fn are_of_one_kind(source_is_dir: bool, found_is_dir: bool) -> Result<()> {
+    match (source_is_dir, found_is_dir) {
         (true, false) => Err(Error::NotDirectory),
         (false, true) => Err(Error::IsDirectory),
         (true, true) | (false, false) => Ok(()),

@@ -21,12 +21,12 @@ use crate::namespace::inode::{DirPath, Inode};
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Caller;
 use crate::ops::at::At;
-use crate::ops::clone::CloneMode;
+use crate::ops::clone::{CloneMode, are_of_one_kind};
 use crate::ops::invalidation::Invalidation;
 use crate::ops::removal::Removal;
 use crate::ops::snapshots::Snapshots;
 use crate::ops::then::{Then, names_of};
-use crate::ops::trees::{Trees, Victim, invalidations};
+use crate::ops::trees::{Trees, Victim};
 
 /// A file or a tree in a snapshot.
 struct Source {
@@ -156,13 +156,7 @@ impl Trees {
         let found = self.namespace.find_slot(dir, name)?;
         match &found {
             Some(_) if mode == CloneMode::New => return Err(Error::Exists),
-            Some(found) if source.is_dir() && !found.inode.is_dir() => {
-                return Err(Error::NotDirectory);
-            }
-            Some(found) if !source.is_dir() && found.inode.is_dir() => {
-                return Err(Error::IsDirectory);
-            }
-            Some(_) => {}
+            Some(found) => are_of_one_kind(source.is_dir(), found.inode.is_dir())?,
             None => self.deletes.free_name(dir, name)?,
         }
         let _links = self.namespace.links.write();
@@ -179,7 +173,7 @@ impl Trees {
         }
         let mut tx = Transaction::new(lock_states(&inodes));
         self.may_put(caller, &tx, dir, victim.as_ref())?;
-        let mut topology = self.namespace.topology.write();
+        let topology = self.namespace.topology.write();
         let dir_path = topology.dir_path(dir).map_err(gone_is_not_found)?;
         let removal = Removal {
             deletes: &self.deletes,
@@ -195,18 +189,8 @@ impl Trees {
             indexes: self.namespace.unsettled.indexes(),
         };
         let slot = copy.put(&mut tx, (&dir_path, &removal), victim.as_ref())?;
-        let gone = victim.as_ref().map(|victim| victim.gone(&tx));
-        let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
-        topology.generation += 1;
-        drop(topology);
-        if let Some(victim) = &victim {
-            victim.note_removed(&self.namespace);
-        }
-        gone.into_iter()
-            .flatten()
-            .flatten()
-            .for_each(|gone| self.numbers.note_gone(gone));
-        let stale = invalidations(&self.namespace, at, victim.as_ref())?;
+        let changed = (at, victim.as_ref());
+        let (stale, seq) = self.apply_structure(tx, topology, changed, round)?;
         Ok(((stale, slot), seq))
     }
 }

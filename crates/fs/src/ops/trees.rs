@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::RwLockWriteGuard;
 use ramet_betree::Seq;
 
 use crate::error::{Error, Result, gone_is_not_found};
@@ -19,6 +20,8 @@ use crate::namespace::link_counts::{self, count_links, last_note, note_changed};
 use crate::namespace::number_reclaim::put_gone;
 use crate::namespace::numbers::Numbers;
 use crate::namespace::resolve::{Found, Namespace};
+use crate::namespace::timed::Timed;
+use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Caller;
 use crate::ops::at::At;
@@ -110,7 +113,7 @@ impl Trees {
         self.namespace
             .protections
             .may_lose_tree(&tx, (dir, &victim))?;
-        let mut topology = self.namespace.topology.write();
+        let topology = self.namespace.topology.write();
         let dir_path = topology.dir_path(dir).map_err(gone_is_not_found)?.path;
         let now = self.times.now();
         let removal = Removal {
@@ -131,16 +134,30 @@ impl Trees {
         } else {
             removal.name(&mut tx, at, &victim.found())?;
         }
-        let gone = victim.gone(&tx);
+        self.apply_structure(tx, topology, (at, Some(&victim)), round)
+    }
+
+    /// Applies a transaction that clones to `at`, removes there, or replaces `victim` there, if it
+    /// has not to wait. The caller holds the links for writing.
+    pub(super) fn apply_structure(
+        &self,
+        tx: Transaction<'_>,
+        mut topology: Timed<'_, RwLockWriteGuard<'_, Topology>>,
+        (at, victim): (At<'_>, Option<&Victim>),
+        round: Round,
+    ) -> Result<(Vec<Invalidation>, Seq)> {
+        let gone = victim.map(|victim| victim.gone(&tx));
         let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
         topology.generation += 1;
         drop(topology);
-        victim.note_removed(&self.namespace);
+        if let Some(victim) = victim {
+            victim.note_removed(&self.namespace);
+        }
         gone.into_iter()
             .flatten()
+            .flatten()
             .for_each(|gone| self.numbers.note_gone(gone));
-        let stale = invalidations(&self.namespace, at, Some(&victim))?;
-        Ok((stale, seq))
+        Ok((invalidations(&self.namespace, at, victim)?, seq))
     }
 }
 
@@ -242,7 +259,7 @@ impl Victim {
 
 /// The state of the kernel's caches that is out of date when the name `at` changed, where `victim`
 /// was. The caller holds the links if there is a victim.
-pub(crate) fn invalidations(
+pub(super) fn invalidations(
     namespace: &Namespace,
     at: At<'_>,
     victim: Option<&Victim>,
