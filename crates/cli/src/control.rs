@@ -229,11 +229,7 @@ impl Root {
 pub fn clone(args: &args::Clone) -> Outcome {
     let source = Seen::at(&args.src)?;
     let target = Target::of(&args.src, &args.dst)?;
-    let device = target
-        .root
-        .device()
-        .map_err(|e| Failure::system(&target.path, e))?;
-    if device != source.stat.st_dev {
+    if !target.is_on_mount_of(&source)? {
         // Finds out which of the two is on another file system or another volume.
         source.require_ramet(&args.src)?;
         target
@@ -245,16 +241,21 @@ pub fn clone(args: &args::Clone) -> Outcome {
             "source and destination must be on the same Ramet mount",
         ));
     }
+    clone_seen((&args.src, &source), &target, args.replace)
+}
+
+/// Clones an object to a target on the same mount.
+pub fn clone_seen((src, source): (&Path, &Seen), target: &Target, is_replacing: bool) -> Outcome {
     refuse_if_read_only(&target.root, &target.path)?;
-    if args.replace {
-        if source.is_entry(&target) {
+    if is_replacing {
+        if source.is_entry(target) {
             return Err(Failure::at(&target.path, SAME));
         }
         refuse_if_mounted_on(&target.root, &target.name, &target.path)?;
     }
     let request = CloneRequest {
-        flags: if args.replace { CLONE_REPLACE } else { 0 },
-        source: source.token(&args.src)?,
+        flags: if is_replacing { CLONE_REPLACE } else { 0 },
+        source: source.token(src)?,
         name: target.name.as_bytes().to_vec(),
     };
     let mut bytes = request.encode().map_err(|e| Failure::at(&target.path, e))?;
@@ -264,7 +265,7 @@ pub fn clone(args: &args::Clone) -> Outcome {
         .map_err(|e| {
             let existing = root.look_at(&target.name).ok();
             let refused = Refused {
-                src: &args.src,
+                src,
                 source: &source.stat,
                 dst: &target.path,
                 existing: existing.as_ref(),
@@ -312,6 +313,34 @@ impl Target {
         let root = Root(root);
         Ok(Target { root, name, path })
     }
+
+    /// Whether an object is on the file system of the target.
+    pub fn is_on_mount_of(&self, source: &Seen) -> Outcome<bool> {
+        let device = self.root.device();
+        let device = device.map_err(|e| Failure::system(&self.path, e))?;
+        Ok(device == source.stat.st_dev)
+    }
+}
+
+/// The reason why an object that has the name of the destination stays, if the daemon or the kernel
+/// refused to replace it for its kind.
+pub fn kind_refusal(dst: &Path, e: Errno) -> Option<Failure> {
+    let why = match e {
+        Errno::ISDIR => "is a directory: only a directory replaces it",
+        Errno::NOTDIR => "is not a directory: a directory does not replace it",
+        _ => return None,
+    };
+    Some(Failure::at(dst, why))
+}
+
+/// Whether this is the status of a directory.
+pub fn is_dir(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+}
+
+/// Whether these are of one object.
+pub fn is_same(a: &Stat, b: &Stat) -> bool {
+    (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 }
 
 pub fn ends_with_slash(path: &Path) -> bool {
@@ -361,11 +390,11 @@ impl Seen {
     }
 
     pub fn is_dir(&self) -> bool {
-        FileType::from_raw_mode(self.stat.st_mode) == FileType::Directory
+        is_dir(&self.stat)
     }
 
     pub fn is(&self, other: &Stat) -> bool {
-        (self.stat.st_dev, self.stat.st_ino) == (other.st_dev, other.st_ino)
+        is_same(&self.stat, other)
     }
 
     /// Whether the object is the entry that `target` names.
@@ -374,10 +403,7 @@ impl Seen {
             return false;
         };
         match (fstat(&entry.dir), fstat(&target.root.0)) {
-            (Ok(ours), Ok(theirs)) => {
-                (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
-                    && entry.name == target.name
-            }
+            (Ok(ours), Ok(theirs)) => is_same(&ours, &theirs) && entry.name == target.name,
             _ => false,
         }
     }
@@ -447,13 +473,11 @@ struct Refused<'a> {
 impl Refused<'_> {
     /// The reason why the clone of `user` was refused.
     fn why(&self, user: u32, e: Errno) -> Failure {
-        let is_dir = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         let is_device = matches!(
             FileType::from_raw_mode(self.source.st_mode),
             FileType::CharacterDevice | FileType::BlockDevice
         );
-        let is_same =
-            |stat: &&Stat| (stat.st_dev, stat.st_ino) == (self.source.st_dev, self.source.st_ino);
+        let is_source = |stat: &&Stat| is_same(stat, self.source);
         let replaced_is_dir = self.existing.is_some_and(is_dir);
         match e {
             Errno::EXIST if replaced_is_dir => Failure::at(
@@ -464,12 +488,8 @@ impl Refused<'_> {
                 ),
             ),
             Errno::EXIST => Failure::at(self.dst, "already exists: --replace replaces it"),
-            Errno::ISDIR => Failure::at(self.dst, "is a directory: only a directory replaces it"),
-            Errno::NOTDIR if self.existing.is_some() && !replaced_is_dir => Failure::at(
-                self.dst,
-                "is not a directory: a directory does not replace it",
-            ),
-            Errno::INVAL if self.existing.as_ref().is_some_and(is_same) => {
+            Errno::NOTDIR if self.existing.is_none() || replaced_is_dir => mounted(self.dst, e),
+            Errno::INVAL if self.existing.as_ref().is_some_and(is_source) => {
                 Failure::at(self.dst, SAME)
             }
             Errno::PERM if !may_all(user, self.source) => {
@@ -486,7 +506,7 @@ impl Refused<'_> {
                  it at once: 'rm -r' removes it name by name",
             ),
             Errno::NOENT | Errno::STALE => Failure::system(self.src, Errno::STALE),
-            e => mounted(self.dst, e),
+            e => kind_refusal(self.dst, e).unwrap_or_else(|| mounted(self.dst, e)),
         }
     }
 }
@@ -558,7 +578,7 @@ fn may_all(user: u32, stat: &Stat) -> bool {
 }
 
 pub fn removal_refusal(path: &Path, user: u32, seen: &Stat, e: Errno) -> Failure {
-    let is_tree = FileType::from_raw_mode(seen.st_mode) == FileType::Directory;
+    let is_tree = is_dir(seen);
     match e {
         Errno::PERM if may_all(user, seen) => Failure::at(path, PROTECTED),
         Errno::PERM if is_tree => Failure::at(

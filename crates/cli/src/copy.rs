@@ -5,11 +5,11 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{AtFlags, RenameFlags, renameat_with, unlinkat};
+use rustix::fs::{AtFlags, RenameFlags, Stat, renameat_with, unlinkat};
 use rustix::io::Errno;
 
 use crate::args::{self, Transfer};
-use crate::control::{self, Seen, Target, ends_with_slash, mounted};
+use crate::control::{self, Seen, Target, ends_with_slash, is_dir, is_same, kind_refusal, mounted};
 use crate::failure::{Failure, Outcome, status};
 use crate::import;
 use crate::output::complain;
@@ -17,22 +17,17 @@ use crate::output::complain;
 /// Copies each source, and goes on after one that cannot be copied.
 pub fn run(args: &Transfer) -> Outcome<u8> {
     for_each(args, |src, dst| {
-        if is_on_one_mount(src, dst)? {
-            return control::clone(&args::Clone {
-                replace: args.replace,
-                no_replace: false,
-                src: src.to_owned(),
-                dst: dst.to_owned(),
-            });
+        let (source, target) = (Seen::at(src)?, Target::of(src, dst)?);
+        if target.is_on_mount_of(&source)? {
+            return control::clone_seen((src, &source), &target, args.replace);
         }
-        let target = Target::of(src, dst)?;
         let is_ramet = target.root.stats_json();
         is_ramet.map_err(|e| mounted(&target.path, e))?;
         complain(Failure::at(
             src,
             "not on the mount of the destination: its bytes are copied",
         ));
-        bring(src, &target, args.replace)
+        bring((src, source.is_dir()), &target, args.replace)
     })
 }
 
@@ -55,21 +50,11 @@ pub fn for_each(args: &Transfer, mut transfer: impl FnMut(&Path, &Path) -> Outco
     Ok(status)
 }
 
-/// Whether the object at `src` and the directory of the destination are on one file system.
-fn is_on_one_mount(src: &Path, dst: &Path) -> Outcome<bool> {
-    let source = Seen::at(src)?;
-    let target = Target::of(src, dst)?;
-    let device = target
-        .root
-        .device()
-        .map_err(|e| Failure::system(&target.path, e))?;
-    Ok(device == source.stat.st_dev)
-}
-
-/// Copies an object of another file system to a Ramet mount. It has a name once it is whole.
-pub fn bring(src: &Path, target: &Target, is_replacing: bool) -> Outcome {
+/// Copies an object of another file system, a directory or not, to a Ramet mount. It has a name once
+/// it is whole.
+pub fn bring((src, is_dir): (&Path, bool), target: &Target, is_replacing: bool) -> Outcome {
     let staged = Staged::new(target)?;
-    if Seen::at(src)?.is_dir() {
+    if is_dir {
         let imported = import::import(&args::Import {
             verify: false,
             memory: None,
@@ -160,7 +145,7 @@ impl Drop for Staged<'_> {
 /// refusal, or is replaced atomically.
 pub fn put_in_place(
     (dir, name): (&control::Root, &OsStr),
-    found: &rustix::fs::Stat,
+    found: &Stat,
     target: &Target,
     is_replacing: bool,
 ) -> Outcome {
@@ -170,19 +155,16 @@ pub fn put_in_place(
         Ok(existing) if is_replacing => existing,
         _ => return rename(RenameFlags::NOREPLACE).map_err(|e| refusal(target, e)),
     };
-    if (existing.st_dev, existing.st_ino) == (found.st_dev, found.st_ino) {
+    if is_same(&existing, found) {
         return Err(Failure::at(&target.path, control::SAME));
     }
     control::refuse_if_mounted_on(root, &target.name, &target.path)?;
-    let is_dir = |stat: &rustix::fs::Stat| {
-        rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Directory
-    };
     match (is_dir(found), is_dir(&existing)) {
         (true, true) => {
             rename(RenameFlags::EXCHANGE).map_err(|e| refusal(target, e))?;
             // The old directory has the other name now, unless somebody moved it.
             let old = dir.look_at(name).map_err(|e| refusal(target, e))?;
-            if (old.st_dev, old.st_ino) != (existing.st_dev, existing.st_ino) {
+            if !is_same(&old, &existing) {
                 return Ok(());
             }
             dir.remove(name).map_err(|e| {
@@ -194,14 +176,8 @@ pub fn put_in_place(
             })
         }
         (false, false) => rename(RenameFlags::empty()).map_err(|e| refusal(target, e)),
-        (true, false) => Err(Failure::at(
-            &target.path,
-            "is not a directory: a directory does not replace it",
-        )),
-        (false, true) => Err(Failure::at(
-            &target.path,
-            "is a directory: only a directory replaces it",
-        )),
+        (true, false) => Err(refusal(target, Errno::NOTDIR)),
+        (false, true) => Err(refusal(target, Errno::ISDIR)),
     }
 }
 
@@ -218,6 +194,6 @@ fn refusal(target: &Target, e: Errno) -> Failure {
         ),
         Errno::EXIST => Failure::at(path, "already exists: --replace replaces it"),
         Errno::INVAL => Failure::at(path, "a directory cannot go into itself"),
-        e => mounted(path, e),
+        e => kind_refusal(path, e).unwrap_or_else(|| mounted(path, e)),
     }
 }

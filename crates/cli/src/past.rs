@@ -15,7 +15,9 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::args::{Log, Restore};
-use crate::control::{Root, Target, mounted, refuse_if_mounted_on, refuse_if_read_only, session};
+use crate::control::{
+    Root, Target, kind_refusal, mounted, refuse_if_mounted_on, refuse_if_read_only, session,
+};
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
 use crate::snapshot::ask;
@@ -112,12 +114,7 @@ pub fn restore(args: &Restore) -> Outcome {
     let asked = ask(root, &request).map(drop);
     asked.map_err(|e| match e {
         Errno::EXIST => Failure::at(&target.path, "already exists: --replace replaces it"),
-        Errno::ISDIR => Failure::at(&target.path, "is a directory: only a directory replaces it"),
-        Errno::NOTDIR => Failure::at(
-            &target.path,
-            "is not a directory: a directory does not replace it",
-        ),
-        e => located.why(&args.path, &args.at, e),
+        e => kind_refusal(&target.path, e).unwrap_or_else(|| located.why(&args.path, &args.at, e)),
     })
 }
 

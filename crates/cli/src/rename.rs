@@ -79,13 +79,11 @@ fn move_one(src: &Path, dst: &Path, is_replacing: bool) -> Outcome {
     let target = Target::of(src, dst)?;
     let is_ramet = target.root.stats_json();
     is_ramet.map_err(|e| mounted(&target.path, e))?;
-    let device = target.root.device();
-    let device = device.map_err(|e| Failure::system(&target.path, e))?;
     source.check()?;
     if source.seen.is_entry(&target) {
         return Err(Failure::at(&target.path, control::SAME));
     }
-    if device == source.seen.stat.st_dev {
+    if target.is_on_mount_of(&source.seen)? {
         refuse_if_read_only(&target.root, &target.path)?;
         let from = (&source.root, entry_of(&source.seen).name.as_os_str());
         return copy::put_in_place(from, &source.seen.stat, &target, is_replacing);
@@ -94,7 +92,7 @@ fn move_one(src: &Path, dst: &Path, is_replacing: bool) -> Outcome {
         src,
         "not on the mount of the destination: its bytes are copied, then it is removed",
     ));
-    copy::bring(src, &target, is_replacing)?;
+    copy::bring((src, source.seen.is_dir()), &target, is_replacing)?;
     target.root.sync().map_err(|e| mounted(&target.path, e))?;
     remove_source(&source)
 }
