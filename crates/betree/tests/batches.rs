@@ -1,6 +1,7 @@
 //! The changes of a batch happen in order.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use ramet_betree::{
     Applied, Batch, FormatOptions, OpenOptions, StructuralPath, Tree, TreeShape,
@@ -452,6 +453,48 @@ fn a_clone_under_locks_waits_for_no_flush_of_its_source() {
     assert!(deferred > 0, "the messages of the source come first");
     assert_eq!(tree.scan(b"b", None).count(), 30_000);
     assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
+}
+
+/// Longest time that a test waits for a batch.
+const APPLIES_WITHIN: Duration = Duration::from_secs(60);
+
+#[test]
+fn a_clone_of_many_messages_of_its_own_batch_is_made_under_locks() {
+    // More than one clone copies before the memory buffer is frozen.
+    let batch = || {
+        let mut batch = Batch::new();
+        for number in 0..40u32 {
+            batch.put(format!("new{number:02}"), vec![number as u8; 60_000]);
+        }
+        batch.clone_prefix("new", "copy");
+        batch.put("new00", "changed");
+        batch
+    };
+    for round in 0..10 {
+        let tree = Arc::new(cold_tree());
+        put_many(&tree, "b", 100);
+        let (tell, told) = mpsc::channel();
+        let thread = std::thread::spawn({
+            let (tree, batch) = (Arc::clone(&tree), batch());
+            move || drop(tell.send(Applied::try_on(&tree, batch, round)))
+        });
+        let applied = told.recv_timeout(APPLIES_WITHIN);
+        let applied = applied.unwrap_or_else(|_| panic!("round {round} does not end"));
+        thread.join().expect("it has ended");
+        match applied.expect("there is room") {
+            Applied::Done(_) => {}
+            Applied::Deferred(work) => {
+                assert_eq!(round, 0, "{work:?}");
+                work.finish(&tree).expect("there is room");
+                continue;
+            }
+        }
+        assert_eq!(tree.scan(b"copy", Some(b"copz")).count(), 40);
+        let first = [b"copy00", &b"new00"[..]].map(|key| tree.get(key).expect("reads"));
+        assert_eq!(first[0].as_deref(), Some(&[0; 60_000][..]));
+        assert_eq!(first[1].as_deref(), Some(&b"changed"[..]));
+        assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
+    }
 }
 
 #[test]

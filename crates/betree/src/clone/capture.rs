@@ -191,6 +191,9 @@ impl Layer {
 pub(crate) struct CloneTerms {
     /// A capture takes the source as it is, without any [`Prerequisite`] first.
     pub(crate) patient: bool,
+    /// A capture takes all messages of the memory buffer, however many are about the source. They
+    /// may be of the batch of the clone itself, and so come back each time the batch is tried.
+    pub(crate) takes_buffer: bool,
     /// Targets of a greater height are refused.
     pub(crate) height_max: u8,
 }
@@ -271,7 +274,8 @@ pub(crate) fn capture(
     range: &KeyRange,
     terms: CloneTerms,
 ) -> Result<Captured> {
-    if !terms.patient && exceeds(buffer, range, store.shape.memory_bytes / BUFFER_PART) {
+    let may_freeze = !terms.patient && !terms.takes_buffer;
+    if may_freeze && exceeds(buffer, range, store.shape.memory_bytes / BUFFER_PART) {
         return Ok(Captured::Requires(Prerequisite::Freeze));
     }
     let capture = Capture {

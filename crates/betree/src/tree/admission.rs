@@ -105,7 +105,7 @@ impl Admission {
         if bytes > crate::journal::journal::record_bytes_max(journal.capacity_bytes()) {
             return Err(Error::Invalid("the batch is larger than the journal takes"));
         }
-        let mut rounds = 0;
+        let (mut rounds, mut in_vain) = (0, 0);
         loop {
             self.failure.check_alive()?;
             let is_full = self.is_memory_full();
@@ -120,6 +120,11 @@ impl Admission {
             // A thread that has waited for long writes a checkpoint itself, and gets its error.
             rounds += 1;
             if rounds > WAITS_MAX || self.threads.is_empty() {
+                // A checkpoint without any batch before it gives nothing back.
+                in_vain += u32::from(!self.checkpointer.is_behind());
+                if in_vain > STALLED_ROUNDS_MAX {
+                    return Err(Error::NoSpace);
+                }
                 self.checkpointer.checkpoint()?;
                 continue;
             }

@@ -156,6 +156,7 @@ impl Inner {
     ) -> Result<Seq> {
         let mut terms = CloneTerms {
             patient: false,
+            takes_buffer: false,
             height_max: match replayed {
                 Some(_) => HEIGHT_MAX_REPLAYED,
                 None => HEIGHT_MAX,

@@ -164,6 +164,7 @@ impl Clones {
         let now = Now::of(&self.root.state.lock());
         let terms = CloneTerms {
             patient: false,
+            takes_buffer: false,
             height_max: HEIGHT_MAX_REPLAYED,
         };
         let found = self.capture(&now, source, terms)?;

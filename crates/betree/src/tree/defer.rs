@@ -10,7 +10,7 @@
 //! | round | a source with many messages in the memory buffer | other prerequisites | nodes that are not in memory, room, space |
 //! | --- | --- | --- | --- |
 //! | 0 | deferred: the messages are frozen and flushed | deferred | deferred |
-//! | 1 | frozen in place, which takes no time | deferred | deferred |
+//! | 1 | frozen in place, once, which takes no time | deferred | deferred |
 //! | 2 to 7 | the same | none: the capture is patient | deferred |
 //! | 8 | the same | none | waited for, under the locks |
 //!
@@ -140,6 +140,7 @@ impl Inner {
         let may_read = round >= WAITS_FROM;
         let mut terms = CloneTerms {
             patient: false,
+            takes_buffer: false,
             height_max: HEIGHT_MAX,
         };
         loop {
@@ -157,6 +158,8 @@ impl Inner {
             };
             match prerequisite {
                 Prerequisite::Freeze if round >= PLAIN_FROM => {
+                    // Messages that come again, of other threads or of this batch, are copied.
+                    terms.takes_buffer = true;
                     self.root.freeze(&mut self.root.state.lock());
                     self.signals.want(|w| w.flush = true);
                 }
