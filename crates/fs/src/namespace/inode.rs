@@ -20,19 +20,18 @@
 //! finds it.
 
 use std::collections::VecDeque;
-use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use foldhash::HashMap;
-use foldhash::fast::FixedState;
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use crate::format::ino::{Identity, Ino};
 use crate::format::keys::Orphan;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_JOINING, Kind, Record, Time};
 use crate::format::slots::Slot;
+use crate::namespace::hints::{HINTS_MAX, HINTS_MIN, Hints};
 use crate::namespace::known_blocks::KnownBlocks;
 use crate::namespace::notes::KnownNotes;
 
@@ -484,46 +483,6 @@ impl Shard {
         found.extend(compact.map(|ino| Ino(*ino)));
         *at_compact = from.unwrap_or(0) + left;
         found
-    }
-}
-
-/// Slots for hints: two for each inode in memory, at least and at most.
-const HINTS_MIN: usize = 1 << 10;
-const HINTS_MAX: usize = 1 << 21;
-
-/// Numbers of the inodes that names led to, by a hash of directory and name, in pairs: the last
-/// inode of that hash and the one before. 0 stands for none. A hint may be wrong and is checked;
-/// some hints are lost.
-struct Hints {
-    slots: Vec<AtomicU64>,
-}
-
-impl Hints {
-    /// `slots` is a power of two.
-    fn new(slots: usize) -> Self {
-        Self {
-            slots: (0..slots).map(|_| AtomicU64::new(0)).collect(),
-        }
-    }
-
-    fn pair(&self, dir: Ino, name: &[u8]) -> &[AtomicU64] {
-        let hash = FixedState::default().hash_one((dir.0, name));
-        let pairs = self.slots.len() as u64 / 2;
-        let at = usize::try_from(hash % pairs).expect("below their number");
-        &self.slots[2 * at..2 * at + 2]
-    }
-
-    fn get(&self, dir: Ino, name: &[u8]) -> [Ino; 2] {
-        let pair = self.pair(dir, name);
-        [0, 1].map(|at| Ino(pair[at].load(Ordering::Relaxed)))
-    }
-
-    fn put(&self, dir: Ino, name: &[u8], ino: Ino) {
-        let pair = self.pair(dir, name);
-        let before = pair[0].swap(ino.0, Ordering::Relaxed);
-        if before != ino.0 {
-            pair[1].store(before, Ordering::Relaxed);
-        }
     }
 }
 

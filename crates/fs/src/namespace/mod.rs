@@ -3,6 +3,7 @@
 pub(crate) mod attr;
 mod compact;
 mod compaction;
+mod hints;
 pub(crate) mod inode;
 pub(crate) mod known_blocks;
 pub(crate) mod link_counts;
