@@ -527,6 +527,115 @@ fn paths_may_be_as_deep_as_clones_make_them() {
 }
 
 #[test]
+fn a_name_that_was_looked_up_in_vain_is_found_by_a_creation_once_a_change_made_it() {
+    let volume = volume();
+    let names = volume.names();
+    let dir = make(&volume, ROOT_INO, "d", Kind::Directory).ino;
+    let tree = make(&volume, ROOT_INO, "t", Kind::Directory).ino;
+    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+    for name in [&b"x"[..], b"y"] {
+        make(
+            &volume,
+            dir,
+            std::str::from_utf8(name).unwrap(),
+            Kind::Regular,
+        );
+    }
+    let root = Caller::root();
+    let none = || {
+        names
+            .tmpfile(dir, &new(Kind::Regular, 0o600, 0))
+            .unwrap()
+            .ino
+    };
+    type Change<'a> = Box<dyn Fn(&[u8]) + 'a>;
+    let link = |ino, to: &[u8]| {
+        names.link(ino, dir, to).unwrap();
+    };
+    let rename = |from: (Ino, &[u8]), to: (Ino, &[u8])| {
+        names.rename(from, to, RenameMode::Replace, None).unwrap();
+    };
+    let changes: [Change<'_>; 7] = [
+        Box::new(|to| {
+            make(
+                &volume,
+                dir,
+                std::str::from_utf8(to).unwrap(),
+                Kind::Regular,
+            );
+        }),
+        Box::new(|to| link(file, to)),
+        Box::new(|to| link(none(), to)),
+        Box::new(|to| rename((dir, b"x"), (dir, to))),
+        Box::new(|to| rename((ROOT_INO, b"t"), (dir, to))),
+        Box::new(|to| {
+            let made = volume
+                .trees()
+                .clone_entry(&root, tree, dir, to, CloneMode::New);
+            drop(made.unwrap());
+        }),
+        Box::new(|to| {
+            let made = volume
+                .trees()
+                .clone_entry(&root, file, dir, to, CloneMode::New);
+            drop(made.unwrap());
+        }),
+    ];
+    for (at, change) in changes.iter().enumerate() {
+        let name = format!("n{at}").into_bytes();
+        let absent = names.lookup(dir, &name);
+        assert!(matches!(absent, Err(Error::NotFound)), "{absent:?}");
+        change(&name);
+        let made = names.create(dir, &name, &new(Kind::Regular, 0o600, 0));
+        assert!(matches!(made, Err(Error::Exists)), "{at}: {made:?}");
+    }
+    // A directory of the same name and number of changes takes the place of the first one.
+    let absent = names.lookup(dir, b"z");
+    assert!(matches!(absent, Err(Error::NotFound)), "{absent:?}");
+    let mode = CloneMode::Replace;
+    let other = make(&volume, ROOT_INO, "o", Kind::Directory).ino;
+    make(&volume, other, "z", Kind::Regular);
+    drop(
+        volume
+            .trees()
+            .clone_entry(&root, other, ROOT_INO, b"d", mode)
+            .unwrap(),
+    );
+    let made = names.create(dir, b"z", &new(Kind::Regular, 0o600, 0));
+    assert!(matches!(made, Err(Error::NotFound)), "{made:?}");
+    let now = names.lookup(ROOT_INO, b"d").unwrap().ino;
+    let made = names.create(now, b"z", &new(Kind::Regular, 0o600, 0));
+    assert!(matches!(made, Err(Error::Exists)), "{made:?}");
+    finish(&volume);
+}
+
+#[test]
+fn a_creation_after_a_lookup_does_not_read_the_entry_again() {
+    let (device, volume) = volume_of(64 << 20);
+    let dir = make(&volume, ROOT_INO, "d", Kind::Directory).ino;
+    for number in 0..2000 {
+        make(&volume, dir, &format!("f{number}"), Kind::Regular);
+    }
+    volume.close().unwrap();
+    drop(volume);
+    let volume = Volume::open(device, OpenOptions::default()).unwrap();
+    let dir = volume.names().lookup(ROOT_INO, b"d").unwrap().ino;
+    make(&volume, dir, "warm", Kind::Regular);
+    let visits = || volume.stats().tree.counts.node_visits;
+    let cost = |name: &str, looks_up: bool| {
+        if looks_up {
+            let absent = volume.names().lookup(dir, name.as_bytes());
+            assert!(matches!(absent, Err(Error::NotFound)), "{absent:?}");
+        }
+        let before = visits();
+        make(&volume, dir, name, Kind::Regular);
+        visits() - before
+    };
+    let (without, with) = (cost("g1", false), cost("g2", true));
+    assert!(with < without, "{with} of {without} visits");
+}
+
+#[test]
 fn a_large_directory_is_listed_whole_while_it_changes() {
     let volume = volume();
     let dir = make(&volume, ROOT_INO, "d", Kind::Directory).ino;

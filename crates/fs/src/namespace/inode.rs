@@ -31,6 +31,7 @@ use crate::format::ino::{Identity, Ino};
 use crate::format::keys::Orphan;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_JOINING, Kind, Record, Time};
 use crate::format::slots::Slot;
+use crate::namespace::absent_names::AbsentNames;
 use crate::namespace::hints::{HINTS_MAX, HINTS_MIN, Hints};
 use crate::namespace::known_blocks::KnownBlocks;
 use crate::namespace::notes::KnownNotes;
@@ -107,6 +108,8 @@ pub(crate) struct Count {
 pub(crate) struct LockedNames<'a> {
     inode: &'a Inode,
     before: Option<Count>,
+    /// Changes of the entries before this one.
+    changes: u64,
     _held: RwLockWriteGuard<'a, ()>,
 }
 
@@ -114,6 +117,13 @@ impl LockedNames<'_> {
     /// Whether these are the names of `dir`.
     pub(crate) fn are_of(&self, dir: &Inode) -> bool {
         std::ptr::eq(self.inode, dir)
+    }
+
+    /// Whether the table remembers that `name` did not exist before the change, as of this
+    /// generation of the topology.
+    pub(crate) fn lack(&self, generation: u64, name: &[u8]) -> bool {
+        let directory = (self.inode.serial, self.changes, generation);
+        self.inode.table.absent.has(directory, name)
     }
 
     /// The counts before the change, or behind the entries that it took, if they are known.
@@ -248,12 +258,20 @@ impl Inode {
     /// change tells the entries that it took away.
     pub(crate) fn lock_names(&self) -> LockedNames<'_> {
         let held = self.names.write();
-        self.changes.fetch_add(1, Ordering::Relaxed);
         LockedNames {
             inode: self,
             before: self.count.lock().take(),
+            changes: self.changes.fetch_add(1, Ordering::Relaxed),
             _held: held,
         }
+    }
+
+    /// Notes that the directory has no entry `name` in this generation of the topology. The caller
+    /// holds the names for reading.
+    pub(crate) fn lacks(&self, generation: u64, name: &[u8]) {
+        let changes = self.changes.load(Ordering::Relaxed);
+        let directory = (self.serial, changes, generation);
+        self.table.absent.note(directory, name);
     }
 
     /// Notes the counts that a reader of a directory found. The reader holds the names.
@@ -498,6 +516,7 @@ pub(crate) struct Table {
     /// Inodes of which the kernel has dropped the last reference, so far.
     forgotten: AtomicU64,
     hints: RwLock<Hints>,
+    absent: AbsentNames,
     evictions: AtomicU64,
     serials: AtomicU64,
     deferred: Mutex<Vec<Deferred>>,
@@ -535,6 +554,7 @@ impl Table {
             next_asked: AtomicUsize::new(0),
             forgotten: AtomicU64::new(0),
             hints: RwLock::new(Hints::new(HINTS_MIN)),
+            absent: AbsentNames::default(),
             evictions: AtomicU64::new(0),
             serials: AtomicU64::new(0),
             deferred: Mutex::default(),
@@ -690,7 +710,7 @@ impl Table {
     /// lately. The caller holds the names of `dir`, and `dir` is reached by names.
     pub(crate) fn at(&self, dir: &Arc<Inode>, name: &[u8]) -> Option<Arc<Inode>> {
         let inos = self.hints.read().get(dir.ino, name);
-        let mut known = inos.into_iter().filter_map(|ino| self.get(ino));
+        let mut known = inos.into_iter().flatten().filter_map(|ino| self.get(ino));
         known.find(|inode| inode.is_child(dir, name))
     }
 
@@ -698,7 +718,7 @@ impl Table {
     pub(crate) fn note(&self, dir: Ino, name: &[u8], ino: Ino) {
         let wanted = 2 * self.inodes.load(Ordering::Relaxed);
         let hints = self.hints.read();
-        let len = hints.slots.len();
+        let len = hints.len();
         let len_wanted = match len {
             len if wanted > len => (2 * len).min(HINTS_MAX),
             len if wanted < len / 8 => (len / 4).max(HINTS_MIN),
@@ -710,9 +730,8 @@ impl Table {
         }
         drop(hints);
         let mut hints = self.hints.write();
-        if hints.slots.len() == len {
-            // The hints in it are lost, and found out again.
-            *hints = Hints::new(len_wanted);
+        if hints.len() == len {
+            *hints = hints.resized(len_wanted);
         }
         hints.put(dir, name, ino);
     }
@@ -1033,10 +1052,6 @@ mod tests {
         };
         let files: Vec<_> = (2..20_002).map(make).collect();
         assert_eq!(table.len(), files.len());
-        // The names are noted once more, since growing loses them.
-        for file in &files {
-            table.note(dir.ino, &name(file.ino.0), file.ino);
-        }
         let is_found = |file: &&Arc<Inode>| {
             let found = table.at(&dir, &name(file.ino.0));
             found.is_some_and(|found| Arc::ptr_eq(&found, file))
@@ -1239,7 +1254,7 @@ mod tests {
                 let shard = shard.lock();
                 shard.slots.capacity() + shard.order.capacity() + shard.compact.capacity()
             });
-            shards.sum::<usize>() + table.hints.read().slots.len()
+            shards.sum::<usize>() + table.hints.read().len()
         };
         let table = Table::new();
         many(&table, child);

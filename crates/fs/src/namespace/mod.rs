@@ -1,5 +1,6 @@
 //! Inodes in memory: their locations, the names that lead to them, and how they change.
 
+mod absent_names;
 pub(crate) mod attr;
 mod compact;
 mod compaction;

@@ -16,7 +16,7 @@ use crate::format::keys;
 use crate::format::record::{Entry, Kind, LinkEntry, Record};
 use crate::format::slots::{RUN_LEN_MAX, Slot};
 use crate::namespace::compaction::Compaction;
-use crate::namespace::inode::{Adopted, Count, DirPath, Inode, Location, Table};
+use crate::namespace::inode::{Adopted, Count, DirPath, Inode, Location, LockedNames, Table};
 use crate::namespace::notes::Unsettled;
 use crate::namespace::numbers::{Counters, Numbers};
 use crate::namespace::protection::Protections;
@@ -178,25 +178,7 @@ impl Namespace {
         let Some(value) = self.entry(dir, name)? else {
             return Ok(None);
         };
-        let (entry, inode) = match Entry::decode(&value)? {
-            Entry::Deleted(_) => return Ok(None),
-            Entry::Inode(record) => {
-                let slot = record.slot;
-                let inode = self.resolve_child(dir, name, record, seen)?;
-                return Ok(Some(Found { inode, slot }));
-            }
-            // The link entry and its shared inode are read as of one moment.
-            Entry::Link(_) => {
-                let view = self.view(dir)?;
-                let Some(value) = view.snapshot.get(&keys::entry(&view.dir.path, name))? else {
-                    return Ok(None);
-                };
-                let entry = Entry::decode(&value)?;
-                (entry.clone(), self.resolve(&view, dir, name, entry)?)
-            }
-        };
-        let slot = entry.slot();
-        Ok(Some(Found { inode, slot }))
+        found(self, dir, name, (&value, seen))
     }
 
     /// The entry stored under a name. The caller holds the names of `dir`.
@@ -204,12 +186,7 @@ impl Namespace {
     /// # Errors
     /// `NotFound` when the directory is gone, and those of the tree.
     pub(crate) fn entry(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Bytes>> {
-        let lookup = {
-            let topology = self.topology.read();
-            let at = topology.dir_path(dir).map_err(gone_is_not_found)?;
-            self.tree.lookup_deferred(keys::entry(&at.path, name))
-        };
-        Ok(lookup.get()?)
+        Ok(entry_now(self, dir, name)?.1)
     }
 
     /// A view of the directory now.
@@ -501,6 +478,92 @@ impl Namespace {
             inside = Inside::OnlyDeleted;
         }
         Ok(inside)
+    }
+}
+
+/// As [`Namespace::find`] for a lookup: the table remembers for a creation that follows that there
+/// is no entry. The caller holds the names of `dir` for reading.
+pub(crate) fn look_up(
+    namespace: &Namespace,
+    dir: &Arc<Inode>,
+    name: &[u8],
+) -> Result<Option<Arc<Inode>>> {
+    if let Some(inode) = namespace.table.at(dir, name) {
+        namespace
+            .topology
+            .read()
+            .dir_path(dir)
+            .map_err(gone_is_not_found)?;
+        return Ok(Some(inode));
+    }
+    let seen = namespace.table.evictions();
+    let (generation, value) = entry_now(namespace, dir, name)?;
+    let Some(value) = value else {
+        dir.lacks(generation, name);
+        return Ok(None);
+    };
+    let found = found(namespace, dir, name, (&value, seen))?;
+    Ok(found.map(|found| found.inode))
+}
+
+/// The object of an entry of `dir` that was read when `seen` evictions had happened.
+fn found(
+    namespace: &Namespace,
+    dir: &Arc<Inode>,
+    name: &[u8],
+    (value, seen): (&Bytes, u64),
+) -> Result<Option<Found>> {
+    let (entry, inode) = match Entry::decode(value)? {
+        Entry::Deleted(_) => return Ok(None),
+        Entry::Inode(record) => {
+            let slot = record.slot;
+            let inode = namespace.resolve_child(dir, name, record, seen)?;
+            return Ok(Some(Found { inode, slot }));
+        }
+        // The link entry and its shared inode are read as of one moment.
+        Entry::Link(_) => {
+            let view = namespace.view(dir)?;
+            let Some(value) = view.snapshot.get(&keys::entry(&view.dir.path, name))? else {
+                return Ok(None);
+            };
+            let entry = Entry::decode(&value)?;
+            (entry.clone(), namespace.resolve(&view, dir, name, entry)?)
+        }
+    };
+    let slot = entry.slot();
+    Ok(Some(Found { inode, slot }))
+}
+
+/// As [`Namespace::entry`], with the generation of the topology.
+fn entry_now(namespace: &Namespace, dir: &Arc<Inode>, name: &[u8]) -> Result<(u64, Option<Bytes>)> {
+    let (generation, lookup) = {
+        let topology = namespace.topology.read();
+        let at = topology.dir_path(dir).map_err(gone_is_not_found)?;
+        let lookup = namespace.tree.lookup_deferred(keys::entry(&at.path, name));
+        (topology.generation, lookup)
+    };
+    Ok((generation, lookup.get()?))
+}
+
+/// The entry stored under a name of a directory whose names are locked for a change that began
+/// now. A name that was looked up before and did not exist is not read again.
+///
+/// # Errors
+/// `NotFound` when the directory is gone, and those of the tree.
+pub(crate) fn entry_before(
+    namespace: &Namespace,
+    dir: &Arc<Inode>,
+    name: &[u8],
+    names: &LockedNames<'_>,
+) -> Result<Option<Bytes>> {
+    let is_absent = {
+        let topology = namespace.topology.read();
+        topology.dir_path(dir).map_err(gone_is_not_found)?;
+        names.lack(topology.generation, name)
+    };
+    match is_absent {
+        true => Ok(None),
+        false => namespace.entry(dir, name),
     }
 }
 

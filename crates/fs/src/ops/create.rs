@@ -15,6 +15,7 @@ use crate::format::record::{
 use crate::namespace::attr::{Attr, attr_of};
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::known_blocks::KnownBlocks;
+use crate::namespace::resolve::entry_before;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::acl::{Inherited, list_of};
 use crate::ops::file_flags::INHERITED;
@@ -93,7 +94,7 @@ impl Names {
         let birth = self.numbers.generation()?;
         let now = self.times.now();
         let names = dir.lock_names();
-        let there = self.namespace.entry(&dir, name)?;
+        let there = entry_before(&self.namespace, &dir, name, &names)?;
         match there.as_ref().map(Entry::decode).transpose()? {
             None => {}
             Some(Entry::Deleted(_)) => self.deletes.free_name(&dir, name)?,

@@ -13,7 +13,7 @@ use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, LockedNames};
 use crate::namespace::link_counts;
 use crate::namespace::numbers::Numbers;
-use crate::namespace::resolve::{Found, Namespace};
+use crate::namespace::resolve::{Found, Namespace, look_up};
 use crate::namespace::transaction::lock_names;
 use crate::ops::at::At;
 use crate::ops::deferred_delete::DeferredDeletes;
@@ -62,7 +62,7 @@ impl Names {
             _ => {
                 check_name(name)?;
                 let _names = dir.names.read();
-                let found = self.namespace.find(&dir, name)?.ok_or(Error::NotFound)?;
+                let found = look_up(&self.namespace, &dir, name)?.ok_or(Error::NotFound)?;
                 // Under the lock, as long as the name cannot be removed.
                 let attr = link_counts::attr(&self.namespace, &found)?;
                 self.namespace.table.remember(&found);
