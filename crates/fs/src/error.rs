@@ -33,6 +33,10 @@ pub enum Error {
     /// first, and the operation begins anew.
     #[error("a hard link cannot cross the root of a clone")]
     CrossRoot,
+    /// A directory takes more names only with a slot index. No operation returns it: the index is
+    /// made, and the operation begins anew (`namespace/slot_index.rs`).
+    #[error("a directory lacks its slot index")]
+    SlotIndexMissing,
     /// Only the owner or a privileged user may do this.
     #[error("operation not permitted")]
     NotPermitted,

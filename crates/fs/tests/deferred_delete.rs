@@ -279,7 +279,7 @@ fn after_a_crash_orphans_are_gone_and_deleted_entries_go_with_the_next_listing()
     assert!(at.orphans() > 0);
     at.crash();
     assert_eq!(at.orphans(), 0);
-    assert_eq!(at.keys(), before + 2 + 100_000usize.div_ceil(4096));
+    assert_eq!(at.keys(), before + 1 + 100_000usize.div_ceil(4096));
     at.check();
     let dir = at.volume.names().lookup(ROOT_INO, b"d").unwrap().ino;
     assert!(at.names(dir).is_empty());
@@ -290,7 +290,7 @@ fn after_a_crash_orphans_are_gone_and_deleted_entries_go_with_the_next_listing()
     at.crash();
     at.volume.names().rmdir(ROOT_INO, b"d").unwrap();
     at.volume.forget_all();
-    assert_eq!(at.keys(), before - 2, "the last deleted entry and its slot");
+    assert_eq!(at.keys(), before - 1, "the last deleted entry");
     at.check();
 }
 
@@ -307,7 +307,7 @@ fn a_clone_loses_its_deleted_entries_with_the_first_listing() {
     let copy = at.volume.names().lookup(ROOT_INO, b"copy").unwrap().ino;
     let both = at.keys();
     assert!(at.names(copy).is_empty());
-    assert_eq!(at.keys(), both - 3, "an entry, its slot and a block");
+    assert_eq!(at.keys(), both - 2, "an entry and a block");
     assert_eq!(at.read(file), b"content");
     assert_eq!(at.volume.controls().diff(dir, copy).unwrap(), []);
     // A file without a name may be cloned to one.
@@ -424,7 +424,7 @@ fn a_delete_that_fails_is_tried_again_by_a_later_sync_or_at_the_end() {
     }
     let damaged = damage(&at);
     at.volume.sync_all().unwrap();
-    assert_eq!(at.keys(), before + 3 * FILES, "entries, slots and blocks");
+    assert_eq!(at.keys(), before + 2 * FILES, "entries and blocks");
     mend(&at, damaged);
     at.volume.sync_all().unwrap();
     assert_eq!(at.keys(), before);

@@ -42,7 +42,7 @@ use bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::format::ino::Identity;
 use crate::format::ordered::{push_identity, take_identity};
-use crate::format::slots::Slot;
+use crate::format::slots::{SLOTS_WITHOUT_INDEX, Slot};
 
 /// Size of an inode record without pin and target of a symbolic link.
 pub(crate) const RECORD_BYTES: usize = 104;
@@ -239,6 +239,16 @@ impl Record {
     /// The kind. The decoder has checked the mode.
     pub(crate) fn kind(&self) -> Kind {
         Kind::from_mode(self.mode).expect("records are made, and decoded, with the mode of a kind")
+    }
+
+    /// Of a directory: whether the slot index leads to each entry.
+    pub(crate) fn has_slot_index(&self) -> bool {
+        self.next_slot > SLOTS_WITHOUT_INDEX
+    }
+
+    /// Of a directory: whether the slot index is made. It may lack entries, and has no wrong ones.
+    pub(crate) fn is_being_indexed(&self) -> bool {
+        self.next_slot == SLOTS_WITHOUT_INDEX
     }
 
     /// Whether all of these flags are set.

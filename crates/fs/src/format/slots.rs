@@ -26,6 +26,9 @@ pub(crate) const RUN_LEN_MAX: u64 = 64;
 const RUN_STARTS: [u64; 4] = [0, 8, 24, 56];
 /// Slots of names are below.
 pub(crate) const SLOTS_MAX: u64 = 1 << 44;
+/// A directory whose next slot is not above this one has no slot index: its entries are read
+/// whole. The next slot is this one only while an index is made.
+pub(crate) const SLOTS_WITHOUT_INDEX: u64 = 1024;
 /// Marks slots and runs of shared inodes.
 const SHARED: u64 = 1 << 63;
 

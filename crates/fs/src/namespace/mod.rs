@@ -14,6 +14,7 @@ pub(crate) mod number_tables;
 pub(crate) mod numbers;
 pub(crate) mod protection;
 pub(crate) mod resolve;
+pub(crate) mod slot_index;
 pub(crate) mod timed;
 pub(crate) mod topology;
 pub(crate) mod transaction;

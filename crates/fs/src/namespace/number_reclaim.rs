@@ -12,7 +12,8 @@
 //! queue.
 //!
 //! A directory that lives long gives runs back as well, of which no slot has a name any more: it
-//! looks at two of its blocks for each block that it gets ([`Numbers::sweep`]).
+//! looks at two of its blocks for each block that it gets ([`Numbers::sweep`]). A directory without
+//! a slot index has few blocks, and looks at all of them if it has few entries.
 //!
 //! All steps are taken by requests: a few after each removal, and more at each sync.
 
@@ -25,12 +26,13 @@ use ramet_block::failpoints::{self, Fault};
 use crate::error::Result;
 use crate::format::ino::{Identity, Ino};
 use crate::format::keys::{self, NumberKey};
-use crate::format::slots::{Block, Run};
+use crate::format::slots::{Block, Run, SLOTS_WITHOUT_INDEX};
 use crate::namespace::inode::Inode;
 use crate::namespace::number_tables::{
     drop_pin, free_block, read_block, stored_block, stored_owner, stored_pin,
 };
 use crate::namespace::numbers::{Given, Numbers, QUEUE_LEN_MAX};
+use crate::namespace::slot_index::runs_of_few;
 
 /// Blocks and pins of a directory that one step looks at.
 const STEP_LEN: usize = 16;
@@ -250,6 +252,15 @@ impl Numbers {
         (snapshot, path): (&Snapshot, &[u8]),
         next: Run,
     ) -> Result<()> {
+        let has_index = next.first().0 > SLOTS_WITHOUT_INDEX;
+        let runs = match has_index {
+            true => HashSet::new(),
+            false => match runs_of_few(snapshot, path)? {
+                Some(runs) => runs,
+                None => return Ok(()),
+            },
+        };
+        let looks = if has_index { SWEPT_AT_ONCE } else { usize::MAX };
         let mut given = self.given.lock();
         let mut freed = Vec::new();
         let identity = dir.identity();
@@ -260,14 +271,18 @@ impl Numbers {
         let mut swept = None;
         let mut batch = Batch::new();
         let mut looked_at = 0;
-        while looked_at < SWEPT_AT_ONCE && scan.advance()? {
+        while looked_at < looks && scan.advance()? {
             let NumberKey::Block(_, run) = decode(scan.key()) else {
                 continue;
             };
             looked_at += 1;
             swept = Some(run);
             let Block { base, .. } = read_block(scan.value())?;
-            let is_used = has_names(snapshot, path, run)?
+            let has_names = match has_index {
+                true => has_names(snapshot, path, run)?,
+                false => runs.contains(&run),
+            };
+            let is_used = has_names
                 || has_other_pins(snapshot, (run, base), None)?
                 || self.is_in_memory(run, base);
             if !is_used {
@@ -278,7 +293,7 @@ impl Numbers {
             }
         }
         // Behind the last one the next sweep begins at the first run.
-        dir.blocks.lock().swept = swept.filter(|_| looked_at == SWEPT_AT_ONCE);
+        dir.blocks.lock().swept = swept.filter(|_| looked_at == looks);
         if !batch.is_empty() {
             self.tree.apply(batch)?;
         }
@@ -325,7 +340,7 @@ fn has_other_pins(snapshot: &Snapshot, (run, base): (Run, u64), one: Option<Ino>
     Ok(false)
 }
 
-/// Whether a slot of a run of the directory at `path` has a name.
+/// Whether a slot of a run of the directory at `path`, which has a slot index, has a name.
 fn has_names(snapshot: &Snapshot, path: &[u8], run: Run) -> Result<bool> {
     let [first, behind] = [run, Run(run.0 + 1)].map(|run| keys::slot(path, run.first()));
     has_any(snapshot, &first, &behind)

@@ -129,9 +129,13 @@ impl<'a> Transaction<'a> {
     /// Takes the next slot of a directory.
     ///
     /// # Errors
-    /// `TooManyLinks` when it has none.
+    /// `SlotIndexMissing` when the directory has to have an index first, `TooManyLinks` when it has
+    /// no slot.
     pub(crate) fn take_slot(&mut self, dir: &Arc<Inode>) -> Result<Slot> {
         let record = self.edit(dir);
+        if record.is_being_indexed() {
+            return Err(Error::SlotIndexMissing);
+        }
         if record.next_slot >= SLOTS_MAX {
             return Err(Error::TooManyLinks);
         }
@@ -139,14 +143,25 @@ impl<'a> Transaction<'a> {
         Ok(Slot(record.next_slot - 1))
     }
 
-    /// Notes that a slot of the directory at `dir` has this name.
-    pub(crate) fn put_slot(&mut self, dir: &[u8], slot: Slot, name: &[u8]) {
-        self.batch.put(keys::slot(dir, slot), name.to_vec());
+    /// Whether a directory had keys in its slot index before this transaction, or may have had.
+    fn may_be_indexed(&self, dir: &Arc<Inode>) -> bool {
+        let record = &self.states.find(dir).expect(LOCKED).state;
+        record.has_slot_index() || record.is_being_indexed()
     }
 
-    /// Notes that a slot of the directory at `dir` has no name any more.
-    pub(crate) fn delete_slot(&mut self, dir: &[u8], slot: Slot) {
-        self.batch.delete(keys::slot(dir, slot));
+    /// Notes that a slot of a directory has this name. Its state is locked, and `at` is its path.
+    pub(crate) fn put_slot(&mut self, (dir, at): (&Arc<Inode>, &[u8]), slot: Slot, name: &[u8]) {
+        if self.may_be_indexed(dir) {
+            self.batch.put(keys::slot(at, slot), name.to_vec());
+        }
+    }
+
+    /// Notes that a slot of a directory has no name any more. Its state is locked, and `at` is its
+    /// path.
+    pub(crate) fn delete_slot(&mut self, (dir, at): (&Arc<Inode>, &[u8]), slot: Slot) {
+        if self.may_be_indexed(dir) {
+            self.batch.delete(keys::slot(at, slot));
+        }
     }
 
     /// Gives an inode its slot in another place than `from`. Its number is pinned there. The blocks

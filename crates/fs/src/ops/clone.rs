@@ -20,6 +20,7 @@ use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, Record, Time};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{DirPath, Inode};
 use crate::namespace::link_counts::{self, count_links};
+use crate::namespace::slot_index::indexing;
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Caller;
@@ -93,9 +94,10 @@ impl Trees {
         prepare_links(&self.namespace, &source, true)?;
         // The links of a file are counted under the locks. To read the names takes longer.
         link_counts::attr(&self.namespace, &source)?;
-        let (stale, slot) = self
-            .namespace
-            .until_applied(|round| self.clone_now(caller, &source, (at, birth), mode, round))?;
+        let clone = |round| self.clone_now(caller, &source, (at, birth), mode, round);
+        let (stale, slot) = indexing(&self.namespace, &[&dir], || {
+            self.namespace.until_applied(clone)
+        })?;
         self.namespace.took_slot(&dir, slot);
         Ok(stale)
     }
@@ -195,8 +197,7 @@ impl Trees {
         if replaces_range {
             plan.clone_ranges(tx, topology, &from, &to)?;
             if let Some(victim) = plan.victim {
-                let home = plan.at.dir.identity();
-                victim.drop(tx, &removal, (&dir.path, home), plan.at.name)?;
+                victim.drop(tx, &removal, (plan.at, &dir.path))?;
             }
         } else {
             copy_contents(tx, &record, &from, &to);
@@ -299,7 +300,7 @@ fn put_record(
     let slot = tx.take_slot(plan.at.dir)?;
     (record.slot, record.birth, record.pin) = (slot, plan.birth, None);
     record.counted = 0;
-    tx.put_slot(&dir.path, slot, plan.at.name);
+    tx.put_slot((plan.at.dir, &dir.path), slot, plan.at.name);
     let entry = keys::entry(&dir.path, plan.at.name);
     tx.batch.put(entry, record.encode());
     Ok(slot)

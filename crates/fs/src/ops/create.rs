@@ -16,6 +16,7 @@ use crate::namespace::attr::{Attr, attr_of};
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::known_blocks::KnownBlocks;
 use crate::namespace::resolve::entry_before;
+use crate::namespace::slot_index::indexing;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::acl::{Inherited, list_of};
 use crate::ops::file_flags::INHERITED;
@@ -88,33 +89,37 @@ impl Names {
         if (new.kind == Kind::Symlink) == new.target.is_empty() {
             return Err(Error::Invalid("target of a symbolic link"));
         }
+        indexing(&self.namespace, &[&dir], || self.create_in(&dir, name, new))
+    }
+
+    fn create_in(&self, dir: &Arc<Inode>, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
         let has_lists = dir.state.read().has(FLAG_DEFAULT_ACL);
         let lists_bytes = if has_lists { 2 * ACL_BYTES_MAX } else { 0 };
         self.namespace.tree.admit(RECORDS_BYTES + lists_bytes)?;
         let birth = self.numbers.generation()?;
         let now = self.times.now();
         let names = dir.lock_names();
-        let there = entry_before(&self.namespace, &dir, name, &names)?;
+        let there = entry_before(&self.namespace, dir, name, &names)?;
         match there.as_ref().map(Entry::decode).transpose()? {
             None => {}
-            Some(Entry::Deleted(_)) => self.deletes.free_name(&dir, name)?,
+            Some(Entry::Deleted(_)) => self.deletes.free_name(dir, name)?,
             Some(Entry::Inode(_) | Entry::Link(_)) => return Err(Error::Exists),
         }
-        let mut tx = Transaction::new(lock_states(&[&dir]));
-        self.namespace.protections.may_gain_names(&tx, &dir)?;
-        let slot = tx.take_slot(&dir)?;
-        let parent = tx.get(&dir);
+        let mut tx = Transaction::new(lock_states(&[dir]));
+        self.namespace.protections.may_gain_names(&tx, dir)?;
+        let slot = tx.take_slot(dir)?;
+        let parent = tx.get(dir);
         let mut record = new.record(parent, now);
-        let default = list_of(&self.namespace, (&dir, parent), DEFAULT)?;
+        let default = list_of(&self.namespace, (dir, parent), DEFAULT)?;
         let lists = Inherited::of_directory(default, &mut record, new.umask);
         (record.slot, record.birth) = (slot, birth);
-        let identity = self.numbers.identity(&dir, &record)?;
+        let identity = self.numbers.identity(dir, &record)?;
         let topology = self.namespace.topology.read();
-        let at = topology.dir_path(&dir).map_err(gone_is_not_found)?;
-        tx.put_slot(&at.path, slot, name);
+        let at = topology.dir_path(dir).map_err(gone_is_not_found)?;
+        tx.put_slot((dir, &at.path), slot, name);
         tx.batch.put(keys::entry(&at.path, name), record.encode());
         lists.put(&mut tx, &keys::child(&at.path, name));
-        let parent = tx.edit(&dir);
+        let parent = tx.edit(dir);
         (parent.mtime, parent.ctime) = (now, now);
         if new.kind == Kind::Directory {
             parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
@@ -122,7 +127,7 @@ impl Names {
         tx.apply(&topology, &self.namespace.tree)?;
         let attr = attr_of(identity, &record);
         let location = Location::Child {
-            parent: Arc::clone(&dir),
+            parent: Arc::clone(dir),
             name: Bytes::copy_from_slice(name),
         };
         let inode = Inode::new(&self.namespace.table, identity, new.kind, record, location);
@@ -136,7 +141,7 @@ impl Names {
         self.namespace.table.note(dir.ino, name, identity.ino);
         self.namespace.table.remember(&inode);
         drop((topology, names));
-        self.namespace.took_slot(&dir, slot);
+        self.namespace.took_slot(dir, slot);
         Ok(attr)
     }
 }

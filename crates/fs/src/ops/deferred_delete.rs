@@ -224,8 +224,8 @@ impl DeferredDeletes {
         at: (&[u8], Slot),
         record: Option<&Record>,
     ) -> Result<()> {
+        let mut tx = Transaction::new(lock_states(&[dir]));
         let topology = self.namespace.topology.read();
-        let mut tx = Transaction::new(lock_states(&[]));
         let path = drop_deleted(&mut tx, &topology, dir, at)?;
         match record {
             Some(record) if record.kind() == Kind::Regular => {
@@ -253,7 +253,7 @@ impl DeferredDeletes {
         let Some(inode) = self.inode_of(dir, &deleted)?.filter(is_here) else {
             return self.erase_deleted(dir, at, None);
         };
-        let mut tx = Transaction::new(lock_states(&[&inode]));
+        let mut tx = Transaction::new(lock_states(&[&inode, dir]));
         if inode.is_dir() {
             let mut topology = self.namespace.topology.write();
             let path = drop_deleted(&mut tx, &topology, dir, at)?;
@@ -347,7 +347,7 @@ impl Drop for ReapOnDrop<'_> {
     }
 }
 
-/// Deletes a deleted entry, and gives the path of its contents.
+/// Deletes a deleted entry, and gives the path of its contents. The state of the directory is locked.
 fn drop_deleted(
     tx: &mut Transaction<'_>,
     topology: &Topology,
@@ -356,6 +356,6 @@ fn drop_deleted(
 ) -> Result<Bytes> {
     let at = topology.kept_dir_path(dir)?;
     tx.batch.delete(keys::entry(&at.path, name));
-    tx.delete_slot(&at.path, slot);
+    tx.delete_slot((dir, &at.path), slot);
     Ok(keys::child(&at.path, name))
 }

@@ -15,6 +15,7 @@ use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::Inode;
 use crate::namespace::link_counts;
+use crate::namespace::slot_index::name_in;
 use crate::ops::names::Names;
 
 /// A number with its directory and its slot.
@@ -102,8 +103,9 @@ impl Names {
             }
             return self.namespace.shared_inode(&view, link, dir);
         }
-        let name = view.snapshot.get(&keys::slot(&view.dir.path, slot))?;
-        let name = name.ok_or(Error::Stale)?;
+        let has_index = dir.state.read().has_slot_index();
+        let at = (&view.dir.path[..], has_index);
+        let name = name_in(&view.snapshot, at, slot)?.ok_or(Error::Stale)?;
         self.namespace.find(dir, &name)?.ok_or(Error::Stale)
     }
 }

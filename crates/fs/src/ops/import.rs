@@ -24,6 +24,7 @@ use crate::format::slots::Slot;
 use crate::namespace::inode::{Deferred, Location};
 use crate::namespace::numbers::Numbers;
 use crate::namespace::resolve::Namespace;
+use crate::namespace::slot_index::indexing;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Caller;
 use crate::ops::at::At;
@@ -219,10 +220,10 @@ impl Imports {
             self.namespace.tree.prepare_clone(&range)?;
         }
         let at = At { dir: &dir, name };
-        let published = self
-            .namespace
-            .until_applied(|round| self.publish_now(caller, stage, at, round));
-        let (stale, slot) = published?;
+        let publish = |round| self.publish_now(caller, stage, at, round);
+        let (stale, slot) = indexing(&self.namespace, &[&dir], || {
+            self.namespace.until_applied(publish)
+        })?;
         self.namespace.took_slot(&dir, slot);
         let (_, counts) = stage.result();
         (state.stage, state.is_published) = (None, true);
@@ -257,7 +258,7 @@ impl Imports {
         record.flags |= FLAG_CLONE_ROOT;
         let slot = tx.take_slot(at.dir)?;
         record.slot = slot;
-        tx.put_slot(&dir.path, slot, at.name);
+        tx.put_slot((at.dir, &dir.path), slot, at.name);
         let entry = keys::entry(&dir.path, at.name);
         tx.batch.put(entry, record.encode());
         let now = self.times.now();

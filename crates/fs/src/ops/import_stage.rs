@@ -27,6 +27,7 @@ use crate::format::record::{
 use crate::format::slots::{SLOTS_MAX, Slot};
 use crate::namespace::numbers::Numbers;
 use crate::namespace::resolve::Namespace;
+use crate::namespace::slot_index::names_of;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::access::{Caller, Capabilities};
 use crate::ops::acl::{PERMISSION_BITS, flag_of};
@@ -310,6 +311,9 @@ impl Stage {
     /// Gives a new name a slot in its directory.
     fn take_slot(&mut self, path: &[u8]) -> Result<Slot> {
         let (parent, name) = split(path);
+        if self.dir(parent)?.record.is_being_indexed() {
+            self.make_index(parent)?;
+        }
         let dir = self.dir(parent)?;
         if dir.record.next_slot >= SLOTS_MAX {
             return Err(Error::TooManyLinks);
@@ -317,9 +321,27 @@ impl Stage {
         let slot = Slot(dir.record.next_slot);
         dir.record.next_slot += 1;
         dir.is_dirty = true;
-        let key = keys::slot(&self.key_path(parent), slot);
-        self.put(key, Bytes::copy_from_slice(name));
+        if dir.record.has_slot_index() {
+            let key = keys::slot(&self.key_path(parent), slot);
+            self.put(key, Bytes::copy_from_slice(name));
+        }
         Ok(slot)
+    }
+
+    /// Makes the slot index of a directory, which takes a slot for that. No object is open.
+    fn make_index(&mut self, dir: &[u8]) -> Result<()> {
+        self.write_dirs()?;
+        let at = self.key_path(dir);
+        for (slot, name) in names_of(&self.namespace.tree.snapshot(), &at)? {
+            self.put(keys::slot(&at, slot), name);
+            if self.batch_bytes >= BATCH_BYTES {
+                self.apply()?;
+            }
+        }
+        let dir = self.dir(dir)?;
+        dir.record.next_slot += 1;
+        dir.is_dirty = true;
+        Ok(())
     }
 
     /// The entry at a path below the top, as the tree has it.

@@ -19,6 +19,7 @@ use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::link_counts::{self, count_links, last_note};
+use crate::namespace::slot_index::indexing;
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_names, lock_states};
 use crate::ops::at::At;
@@ -58,7 +59,7 @@ impl SharedInode<'_> {
         self.put_name(tx, topology, first, record.slot)
     }
 
-    /// Puts a link entry for it with this slot, in the directory and in the index.
+    /// Puts a link entry for it with this slot, in the directory and in the index of links.
     pub(crate) fn put_name(
         &self,
         tx: &mut Transaction<'_>,
@@ -73,7 +74,6 @@ impl SharedInode<'_> {
             link: self.link,
             pin: self.pin,
         };
-        tx.put_slot(&dir.path, slot, at.name);
         tx.batch
             .put(keys::entry(&dir.path, at.name), entry.encode());
         let index = keys::link(self.root_path, &dir.path, at.name);
@@ -95,18 +95,24 @@ impl Names {
         if inode.is_dir() {
             return Err(Error::NotPermitted);
         }
+        indexing(&self.namespace, &[&dir], || {
+            self.link_in(&inode, &dir, name)
+        })
+    }
+
+    fn link_in(&self, inode: &Arc<Inode>, dir: &Arc<Inode>, name: &[u8]) -> Result<Attr> {
         self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
         if inode.kind == Kind::Regular && matches!(*inode.location.read(), Location::Orphan(_)) {
             let _names = dir.lock_names();
-            self.link_nameless(&inode, At { dir: &dir, name })?;
-            self.namespace.table.remember(&inode);
+            self.link_nameless(inode, At { dir, name })?;
+            self.namespace.table.remember(inode);
             return Ok(inode.attr());
         }
         // The directory of the first name is locked with the others. A rename may move that name
         // before the lock is held; then the loop runs again.
         loop {
-            let first = first_name(&inode)?;
-            let mut dirs = vec![&dir];
+            let first = first_name(inode)?;
+            let mut dirs = vec![dir];
             dirs.extend(first.iter().map(|(parent, _)| parent));
             let names = lock_names(&dirs);
             let unchanged = match (&*inode.location.read(), &first) {
@@ -117,19 +123,19 @@ impl Names {
                 _ => false,
             };
             if unchanged {
-                let at = At { dir: &dir, name };
-                let slot = match self.link_locked(&inode, first.as_ref(), at) {
+                let at = At { dir, name };
+                let slot = match self.link_locked(inode, first.as_ref(), at) {
                     Err(Error::CrossRoot) => {
                         drop(names);
-                        self.joins.join(&home_of(&inode)?, &dir)?;
+                        self.joins.join(&home_of(inode)?, dir)?;
                         continue;
                     }
                     slot => slot?,
                 };
-                self.namespace.table.remember(&inode);
+                self.namespace.table.remember(inode);
                 drop(names);
-                self.namespace.took_slot(&dir, slot);
-                return link_counts::attr(&self.namespace, &inode);
+                self.namespace.took_slot(dir, slot);
+                return link_counts::attr(&self.namespace, inode);
             }
         }
     }
@@ -186,6 +192,8 @@ impl Names {
             tx.move_to(inode, location);
         }
         let slot = tx.take_slot(at.dir)?;
+        let dir_path = topology.dir_path(at.dir).map_err(gone_is_not_found)?.path;
+        tx.put_slot((at.dir, &dir_path), slot, at.name);
         shared.put_name(&mut tx, &topology, at, slot)?;
         *root.has_links.lock() = Some(true);
         let now = self.times.now();

@@ -5,10 +5,10 @@
 //! forgotten or the volume mounted again. A name that stays is told once, however many others come
 //! and go.
 //!
-//! Records lie in the order of names. The entries of a directory that never had many names are read
-//! whole, and sorted by slot; those that the reader did not take are remembered until the directory
-//! changes (`streams.rs`). In other directories the slots tell the names of a *window* of slots, and
-//! the entries of a window are read in the order of names.
+//! Records lie in the order of names. The entries of a directory without a slot index, which never
+//! had many names, are read whole, and sorted by slot; those that the reader did not take are
+//! remembered until the directory changes (`streams.rs`). In other directories the index tells the
+//! names of a *window* of slots, and the entries of a window are read in the order of names.
 //!
 //! A reader of a directory asks once more behind the last entry, to hear that there is none. The
 //! first such question is answered without a scan, if the directory did not change.
@@ -33,8 +33,6 @@ use crate::ops::deferred_delete::DeferredDeletes;
 use crate::ops::streams::{Item, Rest, Streams};
 use crate::ops::times::Times;
 
-/// The entries of a directory that never had more names are read whole.
-const WHOLE_SLOTS_MAX: u64 = 1024;
 /// Names of the first window of a request, and of further ones.
 const WINDOW_LEN: usize = 128;
 const NEXT_WINDOW_LEN: usize = 512;
@@ -211,7 +209,10 @@ impl Directories {
             Err(other) => return Err(other),
         };
         self.times.read_now(dir);
-        let next_slot = dir.state.read().next_slot;
+        let (next_slot, has_index) = {
+            let record = dir.state.read();
+            (record.next_slot, record.has_slot_index())
+        };
         let (bound, from) = place(cookie).unwrap_or((Bound::of(next_slot), Slot(0)));
         let mut listing = Listing {
             directories: self,
@@ -222,7 +223,7 @@ impl Directories {
             each,
             last: None,
         };
-        let rest = if next_slot <= WHOLE_SLOTS_MAX {
+        let rest = if !has_index {
             let mut rest = match rest {
                 Some(rest) => rest,
                 None => listing.whole(from, changes)?,

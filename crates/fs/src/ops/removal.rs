@@ -47,7 +47,7 @@ impl Removal<'_> {
             tx.batch.delete(keys::link(&root.path, &dir.path, at.name));
         }
         self.links(tx, inode, &path, 1);
-        remove_entry(tx, inode, &dir, (at.name, *slot));
+        remove_entry(tx, inode, (at, &dir), *slot);
         Ok(())
     }
 
@@ -111,7 +111,7 @@ impl Removal<'_> {
             }
         }
         let slot = tx.get(victim).slot;
-        remove_entry(tx, victim, &dir, (at.name, slot));
+        remove_entry(tx, victim, (at, &dir), slot);
         tx.unpin(victim, at.dir.identity());
         put_gone(&mut tx.batch, victim.identity());
         let record = tx.edit(victim);
@@ -122,15 +122,15 @@ impl Removal<'_> {
     }
 }
 
-/// Removes the entry `name` of the directory at `dir`, or makes it a deleted entry, as the location
-/// of `inode` in `tx` says.
+/// Removes the entry `at` of the directory whose path is `dir`, or makes it a deleted entry, as the
+/// location of `inode` in `tx` says.
 fn remove_entry(
     tx: &mut Transaction<'_>,
     inode: &Arc<Inode>,
-    dir: &DirPath,
-    (name, slot): (&[u8], Slot),
+    (at, dir): (At<'_>, &DirPath),
+    slot: Slot,
 ) {
-    let entry = keys::entry(&dir.path, name);
+    let entry = keys::entry(&dir.path, at.name);
     if matches!(tx.location(inode), Location::Deleted { .. }) {
         let deleted = DeletedEntry {
             kind: inode.kind,
@@ -141,6 +141,6 @@ fn remove_entry(
         tx.batch.count_as_removal();
     } else {
         tx.batch.delete(entry);
-        tx.delete_slot(&dir.path, slot);
+        tx.delete_slot((at.dir, &dir.path), slot);
     }
 }

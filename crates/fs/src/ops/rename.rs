@@ -19,6 +19,7 @@ use crate::format::slots::Slot;
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::link_counts::{count_links, may_hide_shared};
 use crate::namespace::resolve::{Found, Inside};
+use crate::namespace::slot_index::indexing;
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::at::At;
@@ -105,9 +106,10 @@ impl Names {
         };
         let names = Move { from, to };
         let moved = loop {
-            let moved = self
-                .namespace
-                .until_applied(|round| self.rename_now(names, mode, whiteout, round));
+            let rename = |round| self.rename_now(names, mode, whiteout, round);
+            let moved = indexing(&self.namespace, &[&from_dir, &to_dir], || {
+                self.namespace.until_applied(rename)
+            });
             match moved {
                 Err(Error::CrossRoot) => self.joins.join(&from_dir, &to_dir)?,
                 moved => break moved?,
@@ -376,25 +378,27 @@ impl Move<'_> {
         let index = keys::link(&root_path, &from.path, self.from.name);
         tx.batch.delete(index);
         let new = self.link_slot(tx, &from.path, *slot)?;
+        let slot = new.unwrap_or(*slot);
+        tx.put_slot((self.to.dir, &to.path), slot, self.to.name);
         let shared = SharedInode {
             inode,
             root_path: &root_path,
             link,
             pin: tx.get(inode).pin,
         };
-        shared.put_name(tx, topology, self.to, new.unwrap_or(*slot))?;
+        shared.put_name(tx, topology, self.to, slot)?;
         let via = Arc::clone(self.to.dir);
         tx.move_to(inode, Location::Shared { root, link, via });
         Ok(new)
     }
 
-    /// Takes a slot for a link entry, if it moves from the directory at `from`, where it had this
-    /// slot, to another one.
+    /// Takes a slot for a link entry, if it moves from its directory, whose path is `from` and where
+    /// it had this slot, to another one.
     fn link_slot(&self, tx: &mut Transaction<'_>, from: &[u8], slot: Slot) -> Result<Option<Slot>> {
         if Arc::ptr_eq(self.from.dir, self.to.dir) {
             return Ok(None);
         }
-        tx.delete_slot(from, slot);
+        tx.delete_slot((self.from.dir, from), slot);
         tx.take_slot(self.to.dir).map(Some)
     }
 
@@ -457,6 +461,8 @@ impl Move<'_> {
                 link,
                 pin: tx.get(inode).pin,
             };
+            let dir = topology.dir_path(new.dir)?.path;
+            tx.put_slot((new.dir, &dir), slot, new.name);
             shared.put_name(tx, topology, new, slot)?;
         }
         Ok(())
@@ -480,7 +486,7 @@ impl Move<'_> {
             let dir = topology.dir_path(self.from.dir)?.path;
             let mut record = Record::new(Kind::CharDevice.mode_bits(), uid, gid, now);
             (record.slot, record.birth) = (tx.take_slot(self.from.dir)?, birth);
-            tx.put_slot(&dir, record.slot, self.from.name);
+            tx.put_slot((self.from.dir, &dir), record.slot, self.from.name);
             let entry = entry(topology, self.from)?;
             tx.batch.put(entry, record.encode());
         }
@@ -525,14 +531,14 @@ fn move_slot(
     let to_dir = topology.dir_path(to.dir).map_err(gone_is_not_found)?.path;
     let slot = tx.get(inode).slot;
     if Arc::ptr_eq(from.dir, to.dir) {
-        tx.put_slot(&to_dir, slot, to.name);
+        tx.put_slot((to.dir, &to_dir), slot, to.name);
         return Ok(None);
     }
     let from_dir = topology.dir_path(from.dir).map_err(gone_is_not_found)?.path;
-    tx.delete_slot(&from_dir, slot);
+    tx.delete_slot((from.dir, &from_dir), slot);
     let slot = tx.take_slot(to.dir)?;
     tx.pin(inode, from.dir.identity(), to.dir.identity(), slot);
-    tx.put_slot(&to_dir, slot, to.name);
+    tx.put_slot((to.dir, &to_dir), slot, to.name);
     Ok(Some(slot))
 }
 

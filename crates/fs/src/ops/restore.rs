@@ -18,6 +18,7 @@ use crate::format::note::Note;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, FLAG_XATTRS, Kind, Record};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{DirPath, Inode};
+use crate::namespace::slot_index::indexing;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Caller;
 use crate::ops::at::At;
@@ -137,7 +138,9 @@ impl Trees {
         self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
         let birth = self.numbers.generation()?;
         let restore = |round| self.restore_now(caller, &source, (at, birth), mode, round);
-        let (stale, slot) = self.namespace.until_applied(restore)?;
+        let (stale, slot) = indexing(&self.namespace, &[&dir], || {
+            self.namespace.until_applied(restore)
+        })?;
         self.namespace.took_slot(&dir, slot);
         Ok(stale)
     }
@@ -245,8 +248,7 @@ impl Restored<'_> {
         if source.is_dir() {
             source.clone_tree(&mut tx.batch, &to, (self.indexes, self.note));
             if let Some(victim) = victim {
-                let home = at.dir.identity();
-                victim.drop(tx, removal, (&dir.path, home), at.name)?;
+                victim.drop(tx, removal, (at, &dir.path))?;
             }
             record.flags |= FLAG_CLONE_ROOT;
         } else {
@@ -259,7 +261,7 @@ impl Restored<'_> {
         let slot = tx.take_slot(at.dir)?;
         (record.slot, record.birth, record.pin) = (slot, self.birth, None);
         record.counted = 0;
-        tx.put_slot(&dir.path, slot, at.name);
+        tx.put_slot((at.dir, &dir.path), slot, at.name);
         let entry = keys::entry(&dir.path, at.name);
         tx.batch.put(entry, record.encode());
         let parent = tx.edit(at.dir);

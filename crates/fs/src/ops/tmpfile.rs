@@ -15,6 +15,7 @@ use crate::format::keys;
 use crate::format::record::{Kind, Pin};
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location};
+use crate::namespace::slot_index::indexing;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::acl::{Inherited, list_of};
 use crate::ops::at::At;
@@ -34,25 +35,29 @@ impl Names {
             return Err(Error::Invalid("kind of a file without a name"));
         }
         let dir = self.namespace.dir(dir)?;
+        indexing(&self.namespace, &[&dir], || self.tmpfile_in(&dir, new))
+    }
+
+    fn tmpfile_in(&self, dir: &Arc<Inode>, new: &NewInode<'_>) -> Result<Attr> {
         self.namespace.tree.admit(RECORDS_BYTES + ACL_BYTES_MAX)?;
         let (birth, orphan) = (self.numbers.generation()?, self.numbers.new_orphan());
         let now = self.times.now();
-        let mut tx = Transaction::new(lock_states(&[&dir]));
-        self.namespace.protections.may_gain_names(&tx, &dir)?;
-        let slot = tx.take_slot(&dir)?;
-        let parent = tx.get(&dir);
+        let mut tx = Transaction::new(lock_states(&[dir]));
+        self.namespace.protections.may_gain_names(&tx, dir)?;
+        let slot = tx.take_slot(dir)?;
+        let parent = tx.get(dir);
         let mut record = new.record(parent, now);
         (record.nlink, record.slot, record.birth) = (0, slot, birth);
-        let default = list_of(&self.namespace, (&dir, parent), DEFAULT)?;
+        let default = list_of(&self.namespace, (dir, parent), DEFAULT)?;
         let lists = Inherited::of_directory(default, &mut record, new.umask);
-        let identity = self.numbers.identity(&dir, &record)?;
+        let identity = self.numbers.identity(dir, &record)?;
         // The file has its slot, and its number, in this directory, should it get its name there.
         record.pin = Some(Pin {
             identity,
             home: dir.identity(),
         });
         let topology = self.namespace.topology.read();
-        topology.dir_path(&dir).map_err(gone_is_not_found)?;
+        topology.dir_path(dir).map_err(gone_is_not_found)?;
         lists.put(&mut tx, &keys::orphan(orphan));
         tx.apply(&topology, &self.namespace.tree)?;
         let table = &self.namespace.table;
@@ -86,13 +91,13 @@ impl Names {
         move_contents(&mut tx, &record, &from, &to, few);
         if record.pin.is_some_and(|pin| pin.home == at.dir.identity()) {
             tx.edit(inode).pin = None;
-            tx.put_slot(&dir.path, record.slot, at.name);
+            tx.put_slot((at.dir, &dir.path), record.slot, at.name);
         } else {
             let slot = tx.take_slot(at.dir)?;
             // The tables do not know the pin that it had.
             tx.edit(inode).pin = None;
             tx.pin(inode, at.dir.identity(), at.dir.identity(), slot);
-            tx.put_slot(&dir.path, slot, at.name);
+            tx.put_slot((at.dir, &dir.path), slot, at.name);
         }
         tx.move_to(inode, at.location());
         let now = self.times.now();

@@ -11,7 +11,7 @@ use parking_lot::RwLockWriteGuard;
 use ramet_betree::Seq;
 
 use crate::error::{Error, Result, gone_is_not_found};
-use crate::format::ino::{Identity, Ino};
+use crate::format::ino::Ino;
 use crate::format::keys::{self, NumberKey};
 use crate::format::name::check_name;
 use crate::format::slots::Slot;
@@ -128,7 +128,7 @@ impl Trees {
             parent.nlink = parent.nlink.saturating_sub(1);
             let path = keys::child(&dir_path, name);
             victim.keep(&mut tx, &self.deletes, &path);
-            victim.drop(&mut tx, &removal, (&dir_path, dir.identity()), name)?;
+            victim.drop(&mut tx, &removal, (at, &dir_path))?;
             delete_ranges(&mut tx.batch, &path, self.namespace.unsettled.indexes());
             tx.batch.delete(keys::entry(&dir_path, name));
         } else {
@@ -213,17 +213,16 @@ impl Victim {
         }
     }
 
-    /// Accounts for the victim `name` in the directory at `dir`, whose range is gone or replaced:
-    /// the names below it no longer count for the shared inodes outside.
+    /// Accounts for the victim `at` in the directory whose path is `dir`. The range of the victim is
+    /// gone or replaced: the names below it no longer count for the shared inodes outside.
     pub(crate) fn drop(
         &self,
         tx: &mut Transaction<'_>,
         removal: &Removal<'_>,
-        (dir, home): (&Bytes, Identity),
-        name: &[u8],
+        (at, dir): (At<'_>, &Bytes),
     ) -> Result<()> {
-        let topology = removal.topology;
-        tx.delete_slot(dir, self.slot);
+        let (topology, name) = (removal.topology, at.name);
+        tx.delete_slot((at.dir, dir), self.slot);
         if let Location::Shared { root, link, .. } = tx.location(&self.inode) {
             let root = topology.dir_path(&root)?.path;
             tx.batch.delete(keys::link(&root, dir, name));
@@ -246,7 +245,7 @@ impl Victim {
             }
         }
         tx.edit(&self.inode).nlink = 0;
-        tx.unpin(&self.inode, home);
+        tx.unpin(&self.inode, at.dir.identity());
         if self.inode.is_dir() {
             put_gone(&mut tx.batch, self.inode.identity());
         }

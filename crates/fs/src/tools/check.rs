@@ -21,7 +21,9 @@
 //!   permission bits of the list that decides.
 //! - F12 The table of protected inodes has an entry only for an inode that exists and is marked, and
 //!   for each directory with such inodes below it their count.
-//! - F13 Slots name the entries of their directory, each once, and lie below its next slot.
+//! - F13 Each entry of a directory has a slot of its own below the next slot. The slot index of the
+//!   directory leads to each of them and has no other keys. A directory whose next slot is at most
+//!   1024 has no index; at 1024 some keys may be there.
 //! - F14 Blocks of numbers and free blocks are disjoint and below the volume's counter. Each block
 //!   belongs to a run of a directory that is there or waits for its reclaim, or is held by a pin, and
 //!   each number that was shown lies in one.
@@ -689,7 +691,7 @@ mod tests {
     use super::*;
     use crate::format::ino::Ino;
     use crate::format::record::Pin;
-    use crate::format::slots::{Block, Run};
+    use crate::format::slots::{Block, Run, SLOTS_WITHOUT_INDEX};
     use crate::namespace::number_tables::{put_block, put_pin, stored_block};
     use crate::{FormatOptions, NewInode, OpenOptions, RenameMode, Volume};
 
@@ -797,7 +799,7 @@ mod tests {
         let lost = keys::entry(&keys::child(b"", b"lost"), b"x");
         assert_eq!(
             invariants(|_, batch| batch.put(lost, deleted(Kind::Regular))),
-            ["F2", "F13"]
+            ["F2"]
         );
         let top = keys::entry(b"", b"d");
         assert!(invariants(|_, batch| batch.put(top, deleted(Kind::Directory))).contains(&"F2"));
@@ -826,7 +828,7 @@ mod tests {
         );
         assert_eq!(
             invariants(|_, batch| batch.delete(keys::entry(b"", b"m"))),
-            ["F4", "F13"]
+            ["F4"]
         );
         let extra = keys::link(b"", b"", b"extra");
         assert_eq!(
@@ -853,7 +855,6 @@ mod tests {
             (twin.size_bytes, twin.slot, twin.pin) = (0, Slot(root.next_slot), Some(pin));
             root.next_slot += 1;
             batch.put(keys::root_record(), root.encode());
-            batch.put(keys::slot(b"", twin.slot), "twin");
             batch.put(keys::entry(b"", b"twin"), twin.encode());
             put_pin(batch, pin, twin.slot);
         });
@@ -872,9 +873,43 @@ mod tests {
     #[test]
     fn f13_slots_that_are_not_those_of_the_names_are_found() {
         let slot = |slot| keys::slot(&dir(), Slot(slot));
-        assert_eq!(invariants(|_, batch| batch.delete(slot(0))), ["F13"]);
-        assert_eq!(invariants(|_, batch| batch.put(slot(0), "other")), ["F13"]);
+        assert_eq!(invariants(|_, batch| batch.put(slot(0), "f")), ["F13"]);
         assert_eq!(invariants(|_, batch| batch.put(slot(9), "f")), ["F13"]);
+        let next = |volume: &Volume, batch: &mut Batch, next_slot| {
+            let mut record = entry_of(volume, &keys::entry(b"", b"d"));
+            record.next_slot = next_slot;
+            batch.put(keys::entry(b"", b"d"), record.encode());
+        };
+        // The index of a larger directory is whole, and before that some keys may be there.
+        for (next_slot, name, broken) in [
+            (SLOTS_WITHOUT_INDEX + 1, Some("f"), false),
+            (SLOTS_WITHOUT_INDEX + 1, Some("other"), true),
+            (SLOTS_WITHOUT_INDEX + 1, None, true),
+            (SLOTS_WITHOUT_INDEX, Some("f"), false),
+            (SLOTS_WITHOUT_INDEX, Some("other"), true),
+            (SLOTS_WITHOUT_INDEX, None, false),
+            (SLOTS_WITHOUT_INDEX - 1, Some("f"), true),
+            (SLOTS_WITHOUT_INDEX - 1, None, false),
+        ] {
+            let found = invariants(|volume, batch| {
+                next(volume, batch, next_slot);
+                if next_slot > SLOTS_WITHOUT_INDEX {
+                    batch.put(slot(1), "l");
+                }
+                name.into_iter().for_each(|name| batch.put(slot(0), name));
+            });
+            assert_eq!(found == ["F13"], broken, "{next_slot} {name:?}: {found:?}");
+            assert!(
+                broken || found.is_empty(),
+                "{next_slot} {name:?}: {found:?}"
+            );
+        }
+        let twice = invariants(|volume, batch| {
+            let mut twin = entry_of(volume, &keys::entry(&dir(), b"f"));
+            twin.size_bytes = 0;
+            batch.put(keys::entry(&dir(), b"twin"), twin.encode());
+        });
+        assert!(twice.contains(&"F13"), "{twice:?}");
         let early = invariants(|volume, batch| {
             let key = keys::entry(b"", b"d");
             let mut record = entry_of(volume, &key);

@@ -4,13 +4,14 @@
 //! that were never shown have none. The tables tell of directories by their identities only, so the
 //! check finds out which of them are there, which wait for their reclaim, and which are lost.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use bytes::Bytes;
 
 use crate::format::ino::{Identity, Ino};
 use crate::format::keys;
-use crate::format::slots::{RUN_LENS, Slot};
+use crate::format::record::Record;
+use crate::format::slots::{RUN_LENS, SLOTS_WITHOUT_INDEX, Slot};
 use crate::namespace::numbers::{Counters, FIRST_NUMBER};
 use crate::tools::check::{Findings, Scan};
 
@@ -18,6 +19,7 @@ impl Scan {
     /// F13.
     pub(super) fn compare_slots(&self, findings: &mut Findings) {
         let mut left = self.slots.clone();
+        let mut taken = HashSet::new();
         let named = self
             .objects
             .iter()
@@ -31,7 +33,23 @@ impl Scan {
         let deleted = deleted.map(|(path, (dir, deleted))| (path, dir, deleted.slot));
         for (path, dir, slot) in named.chain(links).chain(deleted) {
             let name = path.slice(dir.len() + 2..);
-            if left.remove(&(dir.clone(), slot)).as_ref() != Some(&name) {
+            if !taken.insert((dir, slot)) {
+                let detail = format!("slot {} of {path:?} is that of another entry", slot.0);
+                findings.add("F13", detail);
+            }
+            let record = self.objects.get(dir).map(|dir| &dir.record);
+            // Nothing tells the next slot of a deleted directory.
+            let is_missed = record.is_some_and(Record::has_slot_index);
+            let is_possible = record.is_none_or(|record| record.next_slot >= SLOTS_WITHOUT_INDEX);
+            let is_right = match self.slots.get(&(dir.clone(), slot)) {
+                Some(found) if is_possible => {
+                    left.remove(&(dir.clone(), slot));
+                    *found == name
+                }
+                Some(_) => true,
+                None => !is_missed,
+            };
+            if !is_right {
                 findings.add("F13", format!("slot {} is not that of {path:?}", slot.0));
             }
             let next = self.objects.get(dir).map(|dir| dir.record.next_slot);
@@ -43,10 +61,7 @@ impl Scan {
             }
         }
         for ((dir, slot), name) in left {
-            let detail = format!(
-                "slot {} of {dir:?} names {name:?}, which is not there",
-                slot.0
-            );
+            let detail = format!("slot {} of {dir:?} names {name:?} in vain", slot.0);
             findings.add("F13", detail);
         }
     }

@@ -37,6 +37,7 @@ fn errno(error: &Error) -> Errno {
         Error::Tree(TreeError::NoSpace) => Errno::NOSPC,
         Error::Tree(TreeError::ReadOnly) => Errno::ROFS,
         Error::Deferred(_)
+        | Error::SlotIndexMissing
         | Error::Corrupt { .. }
         | Error::OtherVersion { .. }
         | Error::Tree(
