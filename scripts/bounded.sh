@@ -1,12 +1,14 @@
 # Sourced by `test`: runs a command with a deadline, so that a hang is told and ends.
 
 # bounded SECONDS LOG COMMAND... runs a command, shows its output and appends it to LOG. The status
-# is the command's. At the deadline it tells the processes and stacks of the hang, ends all processes
-# that the command left in its group, and all of programs below the target folder, and returns 124.
-# The output goes through a file: a process that is left behind holds no pipe that somebody reads.
+# is the command's. At the deadline it tells the processes and stacks of the hang, ends all mounts of
+# Ramet that were not there before, all processes that the command left in its group, and all of
+# programs below the target folder, and returns 124. The output goes through a file: a process that
+# is left behind holds no pipe that somebody reads.
 bounded() {
-    local seconds="$1" log="$2" status=0 start command shown
+    local seconds="$1" log="$2" status=0 start command shown mounts
     shift 2
+    mounts="$(ramet_mounts)"
     start=$(($(wc -c <"$log") + 1))
     setsid "$@" >>"$log" 2>&1 </dev/null &
     command=$!
@@ -19,6 +21,7 @@ bounded() {
             printf '\n== no end after %s s: %s\n' "$seconds" "$*"
             tell_processes "$command"
         } >>"$log" 2>&1
+        end_mounts "$mounts"
         end_processes "$command"
     ) &
     wait "$command" || status=$?
@@ -39,6 +42,17 @@ processes_of() {
             echo "$pid"
         fi
     done
+}
+
+ramet_mounts() {
+    awk '$3 ~ /^fuse(blk)?\.ramet$/ { print $2 }' /proc/self/mounts | sort
+}
+
+# Ends the connections of mounts that are not among these. A request that waits for a daemon is
+# answered then, so that its process can end.
+end_mounts() {
+    local dir
+    for dir in $(comm -13 <(echo "$1") <(ramet_mounts)); do timeout 20 umount -fl "$dir" || true; done
 }
 
 tell_processes() {
