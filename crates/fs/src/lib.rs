@@ -32,9 +32,10 @@
 //!    that readers are about to ask for: for a moment, one at a time.
 //!
 //! [`ramet_betree::Tree::admit`], which waits for room, comes before 1 to 9. There are three
-//! exceptions. A slot index of many bytes is made with a lock of kind 2 (`namespace/slot_index.rs`). A clone or removal of a directory with many hard links below gets a generation with
-//! locks of the kinds 2 and 3 (`ops/hard_links.rs`). A name whose number was never shown gets a
-//! block of numbers with the locks of the lookup held, of the kinds 1 to 4.
+//! exceptions. A slot index of many bytes is made with locks of the kinds 1 and 2
+//! (`namespace/slot_index.rs`). A clone or removal of a directory with many hard links below gets a
+//! generation with locks of the kinds 2 and 3 (`ops/hard_links.rs`). A name whose number was never
+//! shown gets a block of numbers with the locks of the lookup held, of the kinds 1 to 4.
 #![forbid(unsafe_code)]
 
 mod clock;

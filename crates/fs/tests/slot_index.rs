@@ -6,6 +6,7 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::{make, open, volume};
+use ramet_betree::Batch;
 use ramet_fs::{
     Attr, Caller, CloneMode, FrameWriter, ImportAttr, ImportBody, ImportItem, Ino, Kind, NewInode,
     ROOT_INO, RenameMode, Time, Volume,
@@ -306,6 +307,45 @@ fn a_stream_that_began_before_the_index_goes_on_in_it() {
         let expected: Vec<_> = expected.map(|number| name(number).into_bytes()).collect();
         assert_eq!([first, rest].concat(), expected);
         assert_eq!(all(&volume, dir).len(), MANY + 74);
+        check(&volume);
+    }
+}
+
+#[test]
+fn copies_of_a_directory_whose_index_was_not_finished_get_theirs() {
+    let (_, volume) = volume();
+    let dir = make(&volume, ROOT_INO, "d", Kind::Directory).ino;
+    for number in 0..20 {
+        put(&volume, dir, &format!("f{number}"), Kind::Regular);
+    }
+    volume.forget_all();
+    // The state after a crash between two batches: the next slot is 1024, and some keys are there.
+    let entry = b"\x01\0\x01d";
+    let mut record = volume.tree().get(entry).unwrap().unwrap().to_vec();
+    record[24..32].copy_from_slice(&(MANY as u64).to_le_bytes());
+    let mut batch = Batch::new();
+    batch.put(entry.to_vec(), record);
+    batch.put(b"\x01\0\x02d\0\0\0".to_vec(), "f0");
+    batch.put(b"\x01\0\x02d\0\0\x01\x07".to_vec(), "f7");
+    volume.tree().apply(batch).unwrap();
+    check(&volume);
+    let (root, snapshots) = (Caller::root(), volume.snapshots());
+    let dir = look(&volume, ROOT_INO, "d").ino;
+    clone(&volume, dir, (ROOT_INO, "copy"), CloneMode::New);
+    snapshots.create("s").unwrap();
+    let (from, to) = ((snapshots, "s", &b"d"[..]), (ROOT_INO, &b"back"[..]));
+    let restored = volume.trees().restore(&root, from, to, CloneMode::New);
+    restored.unwrap();
+    check(&volume);
+    for name in ["copy", "back", "d"] {
+        let dir = look(&volume, ROOT_INO, name).ino;
+        let (from, to) = ((dir, &b"f7"[..]), (dir, &b"g7"[..]));
+        let renamed = volume.names().rename(from, to, RenameMode::NoReplace, None);
+        renamed.unwrap();
+        volume.names().unlink(dir, b"f0").unwrap();
+        check(&volume);
+        put(&volume, dir, "more", Kind::Regular);
+        assert_eq!(indexed(&volume, name), 20, "{name}");
         check(&volume);
     }
 }

@@ -153,6 +153,11 @@ impl LockedNames<'_> {
         });
     }
 
+    /// Tells that the change changes no entry.
+    pub(crate) fn changed_nothing(&mut self) {
+        self.is_now(Some);
+    }
+
     fn is_now(&mut self, after: impl FnOnce(Count) -> Option<Count>) {
         self.before = self.before.and_then(after);
         *self.inode.count.lock() = self.before;

@@ -13,6 +13,8 @@ pub(crate) struct KnownBlocks {
     is_complete: bool,
     /// The run that was looked at last for numbers that nobody has.
     pub(crate) swept: Option<Run>,
+    /// Before the directory takes this slot its entries are not read for numbers that nobody has.
+    pub(crate) swept_again_at: u64,
 }
 
 impl KnownBlocks {

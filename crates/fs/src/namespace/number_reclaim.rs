@@ -13,7 +13,8 @@
 //!
 //! A directory that lives long gives runs back as well, of which no slot has a name any more: it
 //! looks at two of its blocks for each block that it gets ([`Numbers::sweep`]). A directory without
-//! a slot index has few blocks, and looks at all of them if it has few entries.
+//! a slot index has few blocks. It looks at all of them when it has taken as many slots as it had
+//! entries the last time.
 //!
 //! All steps are taken by requests: a few after each removal, and more at each sync.
 
@@ -32,7 +33,7 @@ use crate::namespace::number_tables::{
     drop_pin, free_block, read_block, stored_block, stored_owner, stored_pin,
 };
 use crate::namespace::numbers::{Given, Numbers, QUEUE_LEN_MAX};
-use crate::namespace::slot_index::runs_of_few;
+use crate::namespace::slot_index::runs_with_names;
 
 /// Blocks and pins of a directory that one step looks at.
 const STEP_LEN: usize = 16;
@@ -242,7 +243,7 @@ impl Numbers {
 
     /// Looks at some blocks of a directory in which `next` is the run of the next slot, and gives
     /// those back of which no slot has a name any more. `path` is that of the directory in
-    /// `snapshot`.
+    /// `snapshot`. Another thread may give the same ones back, or have done so since the snapshot.
     ///
     /// # Errors
     /// Those of the tree.
@@ -253,13 +254,15 @@ impl Numbers {
         next: Run,
     ) -> Result<()> {
         let has_index = next.first().0 > SLOTS_WITHOUT_INDEX;
-        let runs = match has_index {
-            true => HashSet::new(),
-            false => match runs_of_few(snapshot, path)? {
-                Some(runs) => runs,
-                None => return Ok(()),
-            },
-        };
+        let mut runs = HashSet::new();
+        if !has_index {
+            if next.first().0 < dir.blocks.lock().swept_again_at {
+                return Ok(());
+            }
+            let (found, entries) = runs_with_names(snapshot, path)?;
+            dir.blocks.lock().swept_again_at = next.first().0 + entries;
+            runs = found;
+        }
         let looks = if has_index { SWEPT_AT_ONCE } else { usize::MAX };
         let mut given = self.given.lock();
         let mut freed = Vec::new();
@@ -285,7 +288,11 @@ impl Numbers {
             let is_used = has_names
                 || has_other_pins(snapshot, (run, base), None)?
                 || self.is_in_memory(run, base);
-            if !is_used {
+            let is_its = || -> Result<bool> {
+                let block = stored_block(&self.tree, identity, run)?;
+                Ok(block.is_some_and(|block| block.base == base))
+            };
+            if !is_used && is_its()? {
                 batch.delete(NumberKey::Block(identity, run).encode());
                 free_block(&mut batch, run, base);
                 freed.push(run.class());

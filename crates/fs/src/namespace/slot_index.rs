@@ -1,9 +1,9 @@
 //! From slots to names.
 //!
 //! A handle, a listing of a large directory and the reclaim of numbers ask for the name of a slot.
-//! The entries of a directory tell it. They are few until the directory has had
-//! [`SLOTS_WITHOUT_INDEX`] names, so all of them are read. Afterwards the directory has an index, a
-//! key for each slot.
+//! The entries of a directory tell it. They are few until the directory has had 1,024 names
+//! ([`SLOTS_WITHOUT_INDEX`]), so all of them are read. Afterwards the directory has an index, a key
+//! for each slot.
 //!
 //! ```text
 //! next slot    0 ... 1023           1024                 1025 ...
@@ -16,6 +16,8 @@
 //! The last piece takes slot 1024, which no name ever has. Meanwhile, and after a crash between two
 //! pieces, changes of names change the keys that may be there already. The next operation of that
 //! kind puts all keys again.
+//!
+//! [`SLOTS_WITHOUT_INDEX`]: crate::format::slots::SLOTS_WITHOUT_INDEX
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -26,7 +28,7 @@ use ramet_betree::{Snapshot, successor_of_prefix};
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::keys;
 use crate::format::record::Entry;
-use crate::format::slots::{Run, SLOTS_WITHOUT_INDEX, Slot};
+use crate::format::slots::{Run, Slot};
 use crate::namespace::inode::Inode;
 use crate::namespace::resolve::Namespace;
 use crate::namespace::transaction::{Transaction, lock_states};
@@ -35,8 +37,6 @@ use crate::namespace::transaction::{Transaction, lock_states};
 const PIECE_BYTES: usize = 256 << 10;
 /// Bytes that a key takes in a batch beside the path and the name, about.
 const KEY_BYTES: usize = 64;
-/// Names of a directory without an index by which its numbers are not too many.
-const FEW: usize = (SLOTS_WITHOUT_INDEX / 64) as usize;
 
 /// Runs an operation that may take slots of `dirs`. A directory that lacks an index gets one, and
 /// the operation runs again. The caller holds no lock of the volume.
@@ -67,7 +67,8 @@ fn make_index(namespace: &Namespace, dir: &Arc<Inode>) -> Result<()> {
         return Ok(());
     }
     namespace.tree.admit(PIECE_BYTES)?;
-    let _names = dir.lock_names();
+    let mut locked = dir.lock_names();
+    locked.changed_nothing();
     if !dir.state.read().is_being_indexed() {
         return Ok(());
     }
@@ -100,15 +101,18 @@ fn make_index(namespace: &Namespace, dir: &Arc<Inode>) -> Result<()> {
     }
 }
 
-/// All names of the directory at `path`, also of deleted entries, with their slots.
+/// All names of the directory at `path`, also of deleted entries, with their slots. An entry that
+/// is damaged leads nowhere and is left out.
 pub(crate) fn names_of(snapshot: &Snapshot, path: &[u8]) -> Result<Vec<(Slot, Bytes)>> {
     let entries = keys::entries(path);
     let end = successor_of_prefix(&entries);
     let mut scan = snapshot.scan(&entries, end.as_deref());
     let mut names = Vec::new();
     while scan.advance()? {
-        let name = Bytes::copy_from_slice(&scan.key()[entries.len()..]);
-        names.push((Entry::slot_of(scan.value())?, name));
+        if let Ok(slot) = Entry::slot_of(scan.value()) {
+            let name = Bytes::copy_from_slice(&scan.key()[entries.len()..]);
+            names.push((slot, name));
+        }
     }
     Ok(names)
 }
@@ -126,15 +130,15 @@ pub(crate) fn name_in(
     let end = successor_of_prefix(&entries);
     let mut scan = snapshot.scan(&entries, end.as_deref());
     while scan.advance()? {
-        if Entry::slot_of(scan.value())? == slot {
+        if Entry::slot_of(scan.value()).is_ok_and(|found| found == slot) {
             return Ok(Some(Bytes::copy_from_slice(&scan.key()[entries.len()..])));
         }
     }
     Ok(None)
 }
 
-/// The runs of which slots have names, if the directory at `path` has few entries.
-pub(crate) fn runs_of_few(snapshot: &Snapshot, path: &[u8]) -> Result<Option<HashSet<Run>>> {
+/// The runs of which slots have names in the directory at `path`, and the number of its entries.
+pub(crate) fn runs_with_names(snapshot: &Snapshot, path: &[u8]) -> Result<(HashSet<Run>, u64)> {
     let entries = keys::entries(path);
     let end = successor_of_prefix(&entries);
     let mut scan = snapshot.scan(&entries, end.as_deref());
@@ -142,10 +146,7 @@ pub(crate) fn runs_of_few(snapshot: &Snapshot, path: &[u8]) -> Result<Option<Has
     let mut count = 0;
     while scan.advance()? {
         count += 1;
-        if count > FEW {
-            return Ok(None);
-        }
         runs.insert(Entry::slot_of(scan.value())?.run());
     }
-    Ok(Some(runs))
+    Ok((runs, count))
 }

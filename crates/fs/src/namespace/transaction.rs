@@ -126,14 +126,16 @@ impl<'a> Transaction<'a> {
         locked.edited.get_or_insert_with(|| locked.state.clone())
     }
 
-    /// Takes the next slot of a directory.
+    /// Takes the next slot of a directory, once in a transaction.
     ///
     /// # Errors
     /// `SlotIndexMissing` when the directory has to have an index first, `TooManyLinks` when it has
     /// no slot.
     pub(crate) fn take_slot(&mut self, dir: &Arc<Inode>) -> Result<Slot> {
+        let may_be_indexed = self.may_be_indexed(dir);
         let record = self.edit(dir);
         if record.is_being_indexed() {
+            debug_assert!(may_be_indexed, "the index is made before the transaction");
             return Err(Error::SlotIndexMissing);
         }
         if record.next_slot >= SLOTS_MAX {

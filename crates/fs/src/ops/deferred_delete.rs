@@ -347,7 +347,8 @@ impl Drop for ReapOnDrop<'_> {
     }
 }
 
-/// Deletes a deleted entry, and gives the path of its contents. The state of the directory is locked.
+/// Deletes a deleted entry, and gives the path of its contents. The state of the directory is
+/// locked.
 fn drop_deleted(
     tx: &mut Transaction<'_>,
     topology: &Topology,

@@ -153,6 +153,44 @@ mod tests {
     }
 
     #[test]
+    fn a_late_sweep_leaves_a_block_that_another_directory_got_meanwhile() {
+        let volume = volume();
+        let names = volume.names();
+        let fill = |name: &[u8], stay: bool| {
+            let new = |kind| NewInode::new(kind, 0o755);
+            let dir = names.create(ROOT_INO, name, &new(Kind::Directory));
+            let dir = dir.expect("creates").ino;
+            for number in 0..120 {
+                let name = format!("f{number}").into_bytes();
+                let file = names.create(dir, &name, &new(Kind::Regular));
+                volume.forget(file.expect("creates").ino, 1);
+                if !stay {
+                    names.unlink(dir, &name).expect("removes");
+                }
+            }
+            names.namespace.dir(dir).expect("is in memory")
+        };
+        let (first, next) = (fill(b"d", false), Slot(120).run());
+        let (last, path) = (Slot(119).run(), keys::child(b"", b"d"));
+        let block = |dir: &Arc<Inode>| {
+            let stored = stored_block(volume.tree(), dir.identity(), last);
+            stored.expect("reads").map(|block| block.base)
+        };
+        let given = block(&first);
+        let snapshot = volume.tree().snapshot();
+        let sweep = || {
+            first.blocks.lock().swept_again_at = 0;
+            names.numbers.sweep(&first, (&snapshot, &path), next)
+        };
+        sweep().expect("there is room");
+        assert_eq!(block(&first), None);
+        let second = fill(b"e", true);
+        assert_eq!(block(&second), given);
+        sweep().expect("there is room");
+        assert_eq!(volume.controls().check().expect("reads"), []);
+    }
+
+    #[test]
     fn a_block_is_in_the_tree_before_a_lookup_answers() {
         let volume = volume();
         let new = NewInode::new(Kind::Directory, 0o755);

@@ -23,7 +23,7 @@
 //!   for each directory with such inodes below it their count.
 //! - F13 Each entry of a directory has a slot of its own below the next slot. The slot index of the
 //!   directory leads to each of them and has no other keys. A directory whose next slot is at most
-//!   1024 has no index; at 1024 some keys may be there.
+//!   1024 has no index; at 1024 some keys may be there. No entry has slot 1024.
 //! - F14 Blocks of numbers and free blocks are disjoint and below the volume's counter. Each block
 //!   belongs to a run of a directory that is there or waits for its reclaim, or is held by a pin, and
 //!   each number that was shown lies in one.

@@ -52,6 +52,10 @@ impl Scan {
             if !is_right {
                 findings.add("F13", format!("slot {} is not that of {path:?}", slot.0));
             }
+            if slot.0 == SLOTS_WITHOUT_INDEX {
+                let detail = format!("{path:?} has slot {}, that of the index", slot.0);
+                findings.add("F13", detail);
+            }
             let next = self.objects.get(dir).map(|dir| dir.record.next_slot);
             if next.is_some_and(|next| slot.0 >= next) {
                 findings.add(
