@@ -251,6 +251,11 @@ impl Record {
         self.next_slot == SLOTS_WITHOUT_INDEX
     }
 
+    /// Of a directory: whether the slot index may have keys.
+    pub(crate) fn may_be_indexed(&self) -> bool {
+        self.next_slot >= SLOTS_WITHOUT_INDEX
+    }
+
     /// Whether all of these flags are set.
     pub(crate) fn has(&self, flags: u16) -> bool {
         self.flags & flags == flags

@@ -119,10 +119,9 @@ impl LockedNames<'_> {
         std::ptr::eq(self.inode, dir)
     }
 
-    /// Whether the table remembers that `name` did not exist before the change, as of this
-    /// generation of the topology.
-    pub(crate) fn lack(&self, generation: u64, name: &[u8]) -> bool {
-        let directory = (self.inode.serial, self.changes, generation);
+    /// Whether the table remembers that `name` did not exist before the change.
+    pub(crate) fn lack(&self, name: &[u8]) -> bool {
+        let directory = (self.inode.serial, self.changes);
         self.inode.table.absent.has(directory, name)
     }
 
@@ -271,11 +270,9 @@ impl Inode {
         }
     }
 
-    /// Notes that the directory has no entry `name` in this generation of the topology. The caller
-    /// holds the names for reading.
-    pub(crate) fn lacks(&self, generation: u64, name: &[u8]) {
-        let changes = self.changes.load(Ordering::Relaxed);
-        let directory = (self.serial, changes, generation);
+    /// Notes that the directory has no entry `name`. The caller holds the names for reading.
+    pub(crate) fn lacks(&self, name: &[u8]) {
+        let directory = (self.serial, self.changes.load(Ordering::Relaxed));
         self.table.absent.note(directory, name);
     }
 

@@ -186,7 +186,12 @@ impl Namespace {
     /// # Errors
     /// `NotFound` when the directory is gone, and those of the tree.
     pub(crate) fn entry(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Bytes>> {
-        Ok(entry_now(self, dir, name)?.1)
+        let lookup = {
+            let topology = self.topology.read();
+            let at = topology.dir_path(dir).map_err(gone_is_not_found)?;
+            self.tree.lookup_deferred(keys::entry(&at.path, name))
+        };
+        Ok(lookup.get()?)
     }
 
     /// A view of the directory now.
@@ -497,9 +502,8 @@ pub(crate) fn look_up(
         return Ok(Some(inode));
     }
     let seen = namespace.table.evictions();
-    let (generation, value) = entry_now(namespace, dir, name)?;
-    let Some(value) = value else {
-        dir.lacks(generation, name);
+    let Some(value) = namespace.entry(dir, name)? else {
+        dir.lacks(name);
         return Ok(None);
     };
     let found = found(namespace, dir, name, (&value, seen))?;
@@ -534,34 +538,19 @@ fn found(
     Ok(Some(Found { inode, slot }))
 }
 
-/// As [`Namespace::entry`], with the generation of the topology.
-fn entry_now(namespace: &Namespace, dir: &Arc<Inode>, name: &[u8]) -> Result<(u64, Option<Bytes>)> {
-    let (generation, lookup) = {
-        let topology = namespace.topology.read();
-        let at = topology.dir_path(dir).map_err(gone_is_not_found)?;
-        let lookup = namespace.tree.lookup_deferred(keys::entry(&at.path, name));
-        (topology.generation, lookup)
-    };
-    Ok((generation, lookup.get()?))
-}
-
 /// The entry stored under a name of a directory whose names are locked for a change that began
-/// now. A name that was looked up before and did not exist is not read again.
+/// now. A name that was looked up before and did not exist is not read again. The caller asks for
+/// the path of the directory before it puts the name.
 ///
 /// # Errors
-/// `NotFound` when the directory is gone, and those of the tree.
+/// `NotFound` when the directory is gone and the name is read, and those of the tree.
 pub(crate) fn entry_before(
     namespace: &Namespace,
     dir: &Arc<Inode>,
     name: &[u8],
     names: &LockedNames<'_>,
 ) -> Result<Option<Bytes>> {
-    let is_absent = {
-        let topology = namespace.topology.read();
-        topology.dir_path(dir).map_err(gone_is_not_found)?;
-        names.lack(topology.generation, name)
-    };
-    match is_absent {
+    match names.lack(name) {
         true => Ok(None),
         false => namespace.entry(dir, name),
     }

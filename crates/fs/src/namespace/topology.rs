@@ -48,6 +48,11 @@ impl Topology {
     /// # Errors
     /// `Stale` when it, or a directory above it, is gone.
     pub(crate) fn kept_dir_path(&self, dir: &Arc<Inode>) -> Result<DirPath> {
+        if let Some((generation, found)) = &*dir.cached_path.lock()
+            && *generation == self.generation
+        {
+            return Ok(found.clone());
+        }
         let mut chain: Vec<(Arc<Inode>, Bytes)> = Vec::new();
         let mut at = Arc::clone(dir);
         let mut found = loop {

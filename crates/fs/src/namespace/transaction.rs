@@ -40,18 +40,23 @@ struct Locked<'a> {
 
 /// Locks the states of these inodes, each once, in the order of their numbers.
 pub(crate) fn lock_states<'a>(inodes: &[&'a Arc<Inode>]) -> States<'a> {
-    let mut sorted = inodes.to_vec();
-    sorted.sort_unstable_by_key(|inode| inode.ino);
-    sorted.dedup_by_key(|inode| inode.ino);
-    let locked = sorted.into_iter().map(|inode| Locked {
-        inode,
-        state: inode.state.write(),
-        edited: None,
-        moved: None,
-    });
-    States {
-        locked: locked.collect(),
+    let mut locked = Vec::with_capacity(inodes.len());
+    let mut last = None;
+    // They are few: a sorted copy would take an allocation.
+    let next_of = |last| {
+        let later = inodes.iter().filter(|inode| Some(inode.ino) > last);
+        later.min_by_key(|inode| inode.ino)
+    };
+    while let Some(inode) = next_of(last) {
+        last = Some(inode.ino);
+        locked.push(Locked {
+            inode,
+            state: inode.state.write(),
+            edited: None,
+            moved: None,
+        });
     }
+    States { locked }
 }
 
 impl<'a> States<'a> {
@@ -147,8 +152,8 @@ impl<'a> Transaction<'a> {
 
     /// Whether a directory had keys in its slot index before this transaction, or may have had.
     fn may_be_indexed(&self, dir: &Arc<Inode>) -> bool {
-        let record = &self.states.find(dir).expect(LOCKED).state;
-        record.has_slot_index() || record.is_being_indexed()
+        let locked = self.states.find(dir).expect(LOCKED);
+        locked.state.may_be_indexed()
     }
 
     /// Notes that a slot of a directory has this name. Its state is locked, and `at` is its path.

@@ -224,7 +224,8 @@ impl DeferredDeletes {
         at: (&[u8], Slot),
         record: Option<&Record>,
     ) -> Result<()> {
-        let mut tx = Transaction::new(lock_states(&[dir]));
+        let at = (at.0, at.1, dir.state.read().may_be_indexed());
+        let mut tx = Transaction::new(lock_states(&[]));
         let topology = self.namespace.topology.read();
         let path = drop_deleted(&mut tx, &topology, dir, at)?;
         match record {
@@ -242,7 +243,7 @@ impl DeferredDeletes {
         let Some(deleted) = self.deleted_at(dir, name)? else {
             return Ok(());
         };
-        let at = (name, deleted.slot);
+        let at = (name, deleted.slot, dir.state.read().may_be_indexed());
         if failpoints::is_on(Fault::DeletedNameNotFreed) {
             return Ok(());
         }
@@ -251,9 +252,9 @@ impl DeferredDeletes {
             _ => false,
         };
         let Some(inode) = self.inode_of(dir, &deleted)?.filter(is_here) else {
-            return self.erase_deleted(dir, at, None);
+            return self.erase_deleted(dir, (name, deleted.slot), None);
         };
-        let mut tx = Transaction::new(lock_states(&[&inode, dir]));
+        let mut tx = Transaction::new(lock_states(&[&inode]));
         if inode.is_dir() {
             let mut topology = self.namespace.topology.write();
             let path = drop_deleted(&mut tx, &topology, dir, at)?;
@@ -347,16 +348,18 @@ impl Drop for ReapOnDrop<'_> {
     }
 }
 
-/// Deletes a deleted entry, and gives the path of its contents. The state of the directory is
-/// locked.
+/// Deletes a deleted entry, and gives the path of its contents. `is_indexed` tells whether the slot
+/// index of its directory may have a key for it.
 fn drop_deleted(
     tx: &mut Transaction<'_>,
     topology: &Topology,
     dir: &Arc<Inode>,
-    (name, slot): (&[u8], Slot),
+    (name, slot, is_indexed): (&[u8], Slot, bool),
 ) -> Result<Bytes> {
     let at = topology.kept_dir_path(dir)?;
     tx.batch.delete(keys::entry(&at.path, name));
-    tx.delete_slot((dir, &at.path), slot);
+    if is_indexed {
+        tx.batch.delete(keys::slot(&at.path, slot));
+    }
     Ok(keys::child(&at.path, name))
 }
