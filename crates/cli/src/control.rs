@@ -11,11 +11,11 @@ use ramet_fs::control::{
     SYNC, ScrubRequest, SourceReply, USAGE, USAGE_BYTES, decode_diff_page, decode_source_reply,
     decode_stat_reply, decode_usage,
 };
-use ramet_fs::{Difference, ScrubPage, Usage};
+use ramet_fs::{Difference, ScrubPage, StageRequest, Usage};
 use ramet_sys::control_ioctl;
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, Stat, StatVfsMountFlags, fstat, fstatfs, openat,
-    readlinkat, statat,
+    readlinkat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -24,6 +24,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use crate::args;
 use crate::failure::{Failure, Outcome, status};
 use crate::resolve::{Entry, Place};
+use crate::staged::{self, Ended};
 use crate::{mounts, output, resolve};
 
 /// An open directory on a mount.
@@ -253,25 +254,41 @@ pub fn clone_seen((src, source): (&Path, &Seen), target: &Target, is_replacing: 
         }
         refuse_if_mounted_on(&target.root, &target.name, &target.path)?;
     }
+    let (root, token) = (&target.root, source.token(src)?);
+    let why = |e| {
+        let existing = root.look_at(&target.name).ok();
+        let refused = Refused {
+            src,
+            source: &source.stat,
+            dst: &target.path,
+            existing: existing.as_ref(),
+        };
+        refused.why(geteuid().as_raw(), e)
+    };
+    root.write_back().map_err(why)?;
+    let name = target.name.as_bytes().to_vec();
+    let request = StageRequest::Clone {
+        source: token,
+        name: name.clone(),
+        replace: is_replacing,
+    };
+    let token = || source.token(src).ok();
+    let change = staged::Change {
+        dir: &root.0,
+        request,
+    };
+    match staged::copy(change, token) {
+        Ended::Done => return Ok(()),
+        Ended::Refused(e) => return Err(why(e)),
+        Ended::Unstaged => {}
+    }
     let request = CloneRequest {
         flags: if is_replacing { CLONE_REPLACE } else { 0 },
         source: source.token(src)?,
-        name: target.name.as_bytes().to_vec(),
+        name,
     };
     let mut bytes = request.encode().map_err(|e| Failure::at(&target.path, e))?;
-    let root = &target.root;
-    root.write_back()
-        .and_then(|()| root.call(CLONE, &mut bytes))
-        .map_err(|e| {
-            let existing = root.look_at(&target.name).ok();
-            let refused = Refused {
-                src,
-                source: &source.stat,
-                dst: &target.path,
-                existing: existing.as_ref(),
-            };
-            refused.why(geteuid().as_raw(), e)
-        })
+    root.call(CLONE, &mut bytes).map_err(why)
 }
 
 pub const SAME: &str = "is the source itself";
@@ -543,9 +560,43 @@ fn remove_one(path: &Path, is_forced: bool) -> Outcome {
     let root = Root(resolve::readable(&entry.dir).map_err(|e| Failure::system(path, e))?);
     refuse_if_read_only(&root, path)?;
     refuse_if_mounted_on(&root, &entry.name, path)?;
-    match root.remove(&entry.name) {
+    match remove_seen(&root, &entry.name, &seen.stat) {
         Err(Errno::NOENT) if is_forced => Ok(()),
         done => done.map_err(|e| removal_refusal(path, geteuid().as_raw(), &seen.stat, e)),
+    }
+}
+
+/// Removes an entry that has this status, by system calls of which watchers hear.
+fn remove_seen(root: &Root, name: &OsStr, seen: &Stat) -> Answer {
+    let request = StageRequest::Remove {
+        name: name.as_bytes().to_vec(),
+    };
+    // Asks first, so that nothing goes on another file system.
+    let is_seen = |found: SourceReply| match found.ino == seen.st_ino {
+        true => Ok(()),
+        false => Err(Errno::STALE),
+    };
+    let removed = match is_dir(seen) {
+        true => {
+            let dir = &root.0;
+            staged::remove(&staged::Change { dir, request }, seen)
+        }
+        false => {
+            root.source(name).and_then(is_seen)?;
+            match unlinkat(&root.0, name, AtFlags::empty()) {
+                Ok(()) => Ended::Done,
+                Err(Errno::ACCESS | Errno::PERM) => Ended::Unstaged,
+                Err(e) => Ended::Refused(e),
+            }
+        }
+    };
+    match removed {
+        Ended::Done => Ok(()),
+        Ended::Refused(e) => Err(e),
+        Ended::Unstaged => {
+            root.source(name).and_then(is_seen)?;
+            root.remove(name)
+        }
     }
 }
 

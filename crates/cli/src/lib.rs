@@ -36,6 +36,7 @@ mod resolve;
 mod scrub;
 mod size;
 mod snapshot;
+mod staged;
 mod stat;
 mod umount;
 mod watcher;

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use ramet_fs::control::DiffRequest;
-use ramet_fs::{Difference, SnapshotRequest, ToldChange};
+use ramet_fs::{Difference, SnapshotRequest, StageRequest, ToldChange};
 use ramet_fuse::mountinfo;
 use rustix::io::Errno;
 use serde_json::{Value, json};
@@ -21,6 +21,7 @@ use crate::control::{
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
 use crate::snapshot::ask;
+use crate::staged::{self, Ended};
 
 /// An object by its path in a volume.
 struct Located {
@@ -105,17 +106,35 @@ pub fn restore(args: &Restore) -> Outcome {
     let root = &target.root;
     root.stats_json().map_err(|e| mounted(&target.path, e))?;
     root.write_back().map_err(|e| mounted(&target.path, e))?;
+    let name = target.name.as_bytes().to_vec();
+    let request = StageRequest::Restore {
+        snapshot: args.at.clone(),
+        path: located.path.clone(),
+        name: name.clone(),
+        replace: args.replace,
+    };
+    let why = |e| match e {
+        Errno::EXIST => Failure::at(&target.path, "already exists: --replace replaces it"),
+        e => kind_refusal(&target.path, e).unwrap_or_else(|| located.why(&args.path, &args.at, e)),
+    };
+    match staged::copy(
+        staged::Change {
+            dir: &root.0,
+            request,
+        },
+        || None,
+    ) {
+        Ended::Done => return Ok(()),
+        Ended::Refused(e) => return Err(why(e)),
+        Ended::Unstaged => {}
+    }
     let request = SnapshotRequest::Restore {
         snapshot: args.at.clone(),
         path: located.path.clone(),
-        name: target.name.as_bytes().to_vec(),
+        name,
         replace: args.replace,
     };
-    let asked = ask(root, &request).map(drop);
-    asked.map_err(|e| match e {
-        Errno::EXIST => Failure::at(&target.path, "already exists: --replace replaces it"),
-        e => kind_refusal(&target.path, e).unwrap_or_else(|| located.why(&args.path, &args.at, e)),
-    })
+    ask(root, &request).map(drop).map_err(why)
 }
 
 /// The differences from an object in the snapshot `at` to that of today.

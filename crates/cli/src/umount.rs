@@ -30,7 +30,9 @@ pub fn run(args: &Umount) -> Outcome {
     };
     let root = match Root::open_dir(&dir) {
         Ok(root) => root,
-        Err(e) if is_of_dead_mount(e) => return detach(&dir, UnmountFlags::DETACH),
+        Err(e) if is_of_dead_mount(e) => {
+            return detach(&dir, UnmountFlags::FORCE | UnmountFlags::DETACH);
+        }
         // Root may unmount a mount of another user without a look into it.
         Err(Errno::ACCESS) if rustix::process::geteuid().is_root() => {
             refuse_if_it_stays(&dir)?;
@@ -45,7 +47,9 @@ pub fn run(args: &Umount) -> Outcome {
         Err(Errno::NOTTY | Errno::NOSYS) => {
             return Err(Failure::at(&args.dir, "not a Ramet mount"));
         }
-        Err(e) if is_of_dead_mount(e) => return detach(&dir, UnmountFlags::DETACH),
+        Err(e) if is_of_dead_mount(e) => {
+            return detach(&dir, UnmountFlags::FORCE | UnmountFlags::DETACH);
+        }
         Err(e) => return Err(Failure::system(&dir, e)),
     };
     let pid = i32::try_from(state.pid).ok().and_then(Pid::from_raw);

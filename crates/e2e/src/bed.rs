@@ -5,15 +5,24 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
+use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::Value;
 use tempfile::TempDir;
 
 /// How long a daemon may take to end after it was told to.
 const EXIT_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a daemon may take to end that was killed. Its mount is ended by force then, since a
+/// thread of it may wait in the kernel for a program that waits for the daemon.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a program may take.
+const RUN_PATIENCE: Duration = Duration::from_secs(20 * 60);
+/// Mounts of this process, by the process ids of their daemons.
+static MOUNTS: Mutex<Vec<(Pid, PathBuf)>> = Mutex::new(Vec::new());
 
 /// The command under test: `RAMET_BIN`, or a release build of this workspace. `ramet-bench` lies
 /// beside it.
@@ -43,18 +52,47 @@ pub fn ramet_bin() -> &'static Path {
 }
 
 /// Runs a program to its end and returns its output.
+///
+/// # Panics
+/// If it does not end in time. A program that waits in the kernel stays then.
 pub fn run<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S]) -> Output {
-    let program = program.as_ref();
-    Command::new(program)
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap_or_else(|e| {
-            panic!(
-                "{}: {e} (./test installs what is missing)",
-                program.display()
-            )
-        })
+    run_within(Path::new(program.as_ref()), args, RUN_PATIENCE).expect("the program ends in time")
+}
+
+/// The same; `None` if it does not end within `limit`.
+fn run_within<S: AsRef<OsStr>>(program: &Path, args: &[S], limit: Duration) -> Option<Output> {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null());
+    let (stdout, stderr) = (Stdio::piped(), Stdio::piped());
+    let child = command.stdout(stdout).stderr(stderr).spawn();
+    let child = child.unwrap_or_else(|e| {
+        panic!(
+            "{}: {e} (./test installs what is missing)",
+            program.display()
+        )
+    });
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let (sender, ended) = channel();
+    // Nobody waits for the thread where the program does not end.
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    match ended.recv_timeout(limit) {
+        Ok(output) => Some(output.expect("the output of a child can be read")),
+        Err(_) => {
+            println!("{} does not end", program.display());
+            let _ = pid.map(|pid| rustix::process::kill_process(pid, Signal::KILL));
+            None
+        }
+    }
+}
+
+/// Ends a mount whose daemon may wait for itself: all requests fail, and it is unmounted.
+pub fn force_unmount(dir: &Path) {
+    let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
+    if rustix::mount::unmount(dir, flags).is_err() {
+        // Only root may call umount(2).
+        let args = ["-uz".as_ref(), dir];
+        let _ = run_within("fusermount3".as_ref(), &args, EXIT_PATIENCE);
+    }
 }
 
 /// Runs a program that must succeed; returns its standard output.
@@ -173,6 +211,10 @@ impl Bed {
         let stat: Value = serde_json::from_str(&ramet_stat(&dir)).expect("stat --json is JSON");
         let pid = stat["pid"].as_i64().expect("stat tells the daemon's pid");
         let pid = Pid::from_raw(pid.try_into().expect("a pid")).expect("not zero");
+        let mut mounts = MOUNTS.lock().expect("no holder panics");
+        mounts.retain(|(other, _)| *other != pid);
+        mounts.push((pid, dir.clone()));
+        drop(mounts);
         Mount {
             dir,
             pid,
@@ -340,12 +382,18 @@ pub fn kill_and_wait(pid: Pid) {
     let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty());
     // Already gone is as good.
     let _ = rustix::process::kill_process(pid, Signal::KILL);
-    if let Ok(fd) = fd {
-        assert!(
-            ends_within(&fd, EXIT_PATIENCE),
-            "SIGKILL does not end the daemon"
-        );
+    let Ok(fd) = fd else { return };
+    if ends_within(&fd, KILL_PATIENCE) {
+        return;
     }
+    let mounts = MOUNTS.lock().expect("no holder panics");
+    let dirs = mounts.iter().filter(|(daemon, _)| *daemon == pid);
+    dirs.for_each(|(_, dir)| force_unmount(dir));
+    drop(mounts);
+    assert!(
+        ends_within(&fd, EXIT_PATIENCE),
+        "SIGKILL does not end the daemon"
+    );
 }
 
 /// Whether a process ends within `limit` (a zombie has ended).
@@ -376,11 +424,12 @@ impl Drop for Mount {
         if self.gone {
             return;
         }
-        let done = run(ramet_bin(), &[OsStr::new("umount"), self.dir.as_ref()]);
-        if !done.status.success() {
+        let args = [OsStr::new("umount"), self.dir.as_ref()];
+        let done = run_within(ramet_bin(), &args, EXIT_PATIENCE);
+        if !done.is_some_and(|done| done.status.success()) {
             // Best effort in a test that already failed: no daemon and no mount may stay.
+            force_unmount(&self.dir);
             let _ = rustix::process::kill_process(self.pid, Signal::KILL);
-            let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
         }
     }
 }

@@ -66,6 +66,7 @@ pub use format::name::NAME_BYTES_MAX;
 pub use format::record::{Kind, Time};
 pub use format::snapshot::{MadeBy, Period, Policy, PolicyError, check_snapshot_name};
 pub use namespace::attr::Attr;
+pub use namespace::known_below::KnownName;
 pub use ops::access::{Caller, Capabilities, Credentials, NOBODY, Writer};
 pub use ops::attr::{Attributes, SetAttr, SetTime};
 pub use ops::clone::CloneMode;
@@ -80,6 +81,7 @@ pub use ops::names::Names;
 pub use ops::readdir::{DirEntry, Directories};
 pub use ops::rename::RenameMode;
 pub use ops::snapshots::{SnapshotEntry, Snapshots};
+pub use ops::staged::StagedObject;
 pub use ops::trees::Trees;
 pub use ops::xattr::{SetXattr, XATTR_BYTES_MAX};
 pub use options::{
@@ -94,4 +96,5 @@ pub use tools::scrub::{Damaged, ScrubPage};
 pub use tools::snapshot_calls::{
     SnapshotReply, SnapshotRequest, ToldChange, ToldSnapshot, answer_snapshots,
 };
+pub use tools::stage_calls::{Replaced, STAGED_NAME, StageReply, StageRequest};
 pub use volume::{Volume, view};

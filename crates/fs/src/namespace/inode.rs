@@ -938,6 +938,30 @@ impl Table {
     }
 }
 
+/// Calls `each` with directory, name and number of all inodes in memory that have one name.
+pub(super) fn each_named(table: &Table, mut each: impl FnMut(&Arc<Inode>, &[u8], Ino)) {
+    for shard in &table.shards {
+        let (whole, compact): (Vec<_>, Vec<_>) = {
+            let shard = shard.lock();
+            let whole = shard.slots.values().filter_map(|seat| seat.inode.upgrade());
+            let compact = shard
+                .compact
+                .iter()
+                .map(|(ino, compact)| (*ino, Arc::clone(&compact.parent), compact.name.clone()));
+            (whole.collect(), compact.collect())
+        };
+        for inode in whole {
+            let location = inode.location.read().clone();
+            if let Location::Child { parent, name } = location {
+                each(&parent, &name, inode.ino);
+            }
+        }
+        for (ino, parent, name) in compact {
+            each(&parent, &name, Ino(ino));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

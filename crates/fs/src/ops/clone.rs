@@ -18,7 +18,7 @@ use crate::format::keys;
 use crate::format::name::check_name;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, Record, Time};
 use crate::format::slots::Slot;
-use crate::namespace::inode::{DirPath, Inode};
+use crate::namespace::inode::Inode;
 use crate::namespace::link_counts::{self, count_links};
 use crate::namespace::slot_index::indexing;
 use crate::namespace::topology::Topology;
@@ -29,6 +29,7 @@ use crate::ops::contents::copy_contents;
 use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
 use crate::ops::invalidation::Invalidation;
 use crate::ops::removal::Removal;
+use crate::ops::staged::{Destination, StagedObject};
 use crate::ops::trees::{Trees, Victim};
 
 /// How a clone treats a destination that exists.
@@ -39,14 +40,28 @@ pub enum CloneMode {
     New,
     /// Replace it whole: a directory by a directory, anything else by anything else.
     Replace,
+    /// Replace this object in the same way. Where another object has the name, or none, the clone is
+    /// `Stale`. The caller has a reference to the object by a lookup.
+    ReplaceOnly(Ino),
+}
+
+impl CloneMode {
+    /// Refuses the object that has the name of the destination, or the want of one.
+    pub(super) fn may_meet(self, found: Option<&Inode>) -> Result<()> {
+        match (self, found) {
+            (Self::New, Some(_)) => Err(Error::Exists),
+            (Self::ReplaceOnly(ino), found) if found.map(|found| found.ino) != Some(ino) => {
+                Err(Error::Stale)
+            }
+            (Self::New | Self::Replace | Self::ReplaceOnly(_), _) => Ok(()),
+        }
+    }
 }
 
 /// A clone that may go on: the states of all inodes that it changes are locked.
 struct Plan<'a> {
     source: &'a Arc<Inode>,
-    at: At<'a>,
-    /// Generation when the copy is made.
-    birth: u64,
+    copy: Destination<'a>,
     victim: Option<&'a Victim>,
     links: Option<&'a LinksBelow>,
     /// Indexes that the ranges of trees may have keys in.
@@ -77,6 +92,33 @@ impl Trees {
         name: &[u8],
         mode: CloneMode,
     ) -> Result<Vec<Invalidation>> {
+        self.clone_to(caller, source, (dir, name), mode, None)
+    }
+
+    /// The same with an object that waits for its name, and becomes the clone. It was staged for
+    /// `dir` and for this source.
+    ///
+    /// # Errors
+    /// Those of [`Trees::clone_entry`]; `Stale` when the object has a name already, or was staged
+    /// for another directory.
+    pub fn clone_staged(
+        &self,
+        caller: &Caller,
+        (source, staged): (Ino, &StagedObject),
+        (dir, name): (Ino, &[u8]),
+        mode: CloneMode,
+    ) -> Result<Vec<Invalidation>> {
+        self.clone_to(caller, source, (dir, name), mode, Some(staged))
+    }
+
+    fn clone_to(
+        &self,
+        caller: &Caller,
+        source: Ino,
+        (dir, name): (Ino, &[u8]),
+        mode: CloneMode,
+        staged: Option<&StagedObject>,
+    ) -> Result<Vec<Invalidation>> {
         check_name(name)?;
         let _reaped = self.deletes.reap_on_drop();
         let (source, dir) = (self.namespace.inode(source)?, self.namespace.dir(dir)?);
@@ -88,13 +130,17 @@ impl Trees {
         caller.may_change(&self.namespace, (&dir, &dir.state.read()))?;
         // The generation comes first: it may take a batch of its own, and a preparation holds until
         // the next batch.
-        let birth = self.numbers.generation()?;
+        let birth = match staged {
+            Some(staged) => staged.birth(),
+            None => self.numbers.generation()?,
+        };
+        let copy = Destination { at, birth, staged };
         self.namespace.prepare_clone(&source)?;
         self.prepare_victim(&dir, name)?;
         prepare_links(&self.namespace, &source, true)?;
         // The links of a file are counted under the locks. To read the names takes longer.
         link_counts::attr(&self.namespace, &source)?;
-        let clone = |round| self.clone_now(caller, &source, (at, birth), mode, round);
+        let clone = |round| self.clone_now(caller, &source, copy, mode, round);
         let (stale, slot) = indexing(&self.namespace, &[&dir], || {
             self.namespace.until_applied(clone)
         })?;
@@ -114,21 +160,20 @@ impl Trees {
         }
     }
 
-    /// Makes the clone, if it has not to wait. `birth` is the generation of the copy. Returns also
-    /// the slot that it took.
+    /// Makes the clone, if it has not to wait. Returns also the slot that it took.
     fn clone_now(
         &self,
         caller: &Caller,
         source: &Arc<Inode>,
-        (at, birth): (At<'_>, u64),
+        copy: Destination<'_>,
         mode: CloneMode,
         round: Round,
     ) -> Result<((Vec<Invalidation>, Slot), Seq)> {
-        let At { dir, name } = at;
-        let _names = dir.lock_names();
+        let (at, At { dir, name }) = (copy.at, copy.at);
+        let _names = (dir.lock_names(), copy.lock_names());
         let found = self.namespace.find_slot(dir, name)?;
+        mode.may_meet(found.as_ref().map(|found| &*found.inode))?;
         match &found {
-            Some(_) if mode == CloneMode::New => return Err(Error::Exists),
             Some(found) => may_take_the_place_of(source, &found.inode)?,
             None => self.deletes.free_name(dir, name)?,
         }
@@ -138,11 +183,13 @@ impl Trees {
         let victim = found.map(|found| Victim::of(&self.namespace, found));
         let victim = victim.transpose()?;
         let mut inodes = vec![dir, source];
+        inodes.extend(copy.staged_inode());
         inodes.extend(links.iter().flat_map(LinksBelow::inodes));
         if let Some(victim) = &victim {
             victim.add_inodes(&mut inodes);
         }
         let mut tx = Transaction::new(lock_states(&inodes));
+        copy.may_be_named(source.kind)?;
         caller.may_change(&self.namespace, (dir, tx.get(dir)))?;
         check_caller(caller, &tx, source, at, victim.as_ref())?;
         match &victim {
@@ -155,8 +202,7 @@ impl Trees {
         let topology = self.namespace.topology.write();
         let plan = Plan {
             source,
-            at,
-            birth,
+            copy,
             victim: victim.as_ref(),
             links: links.as_ref(),
             indexes: self.namespace.unsettled.indexes(),
@@ -175,9 +221,9 @@ impl Trees {
         plan: Plan<'_>,
     ) -> Result<Slot> {
         let from = topology.path(plan.source).map_err(gone_is_not_found)?;
-        let dir = topology.dir_path(plan.at.dir);
+        let dir = topology.dir_path(plan.copy.at.dir);
         let dir = dir.map_err(gone_is_not_found)?;
-        let to = keys::child(&dir.path, plan.at.name);
+        let to = keys::child(&dir.path, plan.copy.at.name);
         let now = self.times.now();
         let removal = Removal {
             deletes: &self.deletes,
@@ -190,20 +236,20 @@ impl Trees {
         let replaces_range = plan.source.is_dir() || replaces_tree;
         match plan.victim {
             Some(victim) if replaces_range => victim.keep(tx, &self.deletes, &to),
-            Some(victim) => removal.name(tx, plan.at, &victim.found())?,
+            Some(victim) => removal.name(tx, plan.copy.at, &victim.found())?,
             None => {}
         }
         let record = tx.get(plan.source).clone();
         if replaces_range {
             plan.clone_ranges(tx, topology, &from, &to)?;
             if let Some(victim) = plan.victim {
-                victim.drop(tx, &removal, (plan.at, &dir.path))?;
+                victim.drop(tx, &removal, (plan.copy.at, &dir.path))?;
             }
         } else {
             copy_contents(tx, &record, &from, &to);
         }
-        let slot = put_record(tx, &plan, record, &dir, now)?;
-        let parent = tx.edit(plan.at.dir);
+        let slot = plan.copy.put(tx, &dir, plan.record(record, now))?;
+        let parent = tx.edit(plan.copy.at.dir);
         (parent.mtime, parent.ctime) = (now, now);
         if plan.source.is_dir() {
             parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
@@ -216,6 +262,18 @@ impl Trees {
 }
 
 impl Plan<'_> {
+    /// The record of the copy, but for its place. `record` is the source's.
+    fn record(&self, mut record: Record, now: Time) -> Record {
+        record.ctime = now;
+        record.flags &= !FLAG_PROTECTED;
+        if self.source.is_dir() {
+            record.flags |= FLAG_CLONE_ROOT;
+        } else {
+            record.nlink = 1;
+        }
+        record
+    }
+
     /// Clones everything below `from` to `to`, with the shared inodes of the hard links below.
     fn clone_ranges(
         &self,
@@ -279,29 +337,4 @@ fn check_caller(
         return Err(Error::SameFile);
     }
     caller.may_remove(tx.get(at.dir), tx.get(&victim.inode))
-}
-
-/// Puts the entry of the copy into the directory at `dir`. `record` is the source's. Returns the slot
-/// that it took.
-fn put_record(
-    tx: &mut Transaction<'_>,
-    plan: &Plan<'_>,
-    mut record: Record,
-    dir: &DirPath,
-    now: Time,
-) -> Result<Slot> {
-    record.ctime = now;
-    record.flags &= !FLAG_PROTECTED;
-    if plan.source.is_dir() {
-        record.flags |= FLAG_CLONE_ROOT;
-    } else {
-        record.nlink = 1;
-    }
-    let slot = tx.take_slot(plan.at.dir)?;
-    (record.slot, record.birth, record.pin) = (slot, plan.birth, None);
-    record.counted = 0;
-    tx.put_slot((plan.at.dir, &dir.path), slot, plan.at.name);
-    let entry = keys::entry(&dir.path, plan.at.name);
-    tx.batch.put(entry, record.encode());
-    Ok(slot)
 }

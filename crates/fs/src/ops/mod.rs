@@ -31,6 +31,7 @@ pub(crate) mod restore;
 pub(crate) mod settle;
 pub(crate) mod settle_thread;
 pub(crate) mod snapshots;
+pub(crate) mod staged;
 pub(crate) mod streams;
 pub(crate) mod then;
 pub(crate) mod times;

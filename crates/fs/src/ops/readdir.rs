@@ -26,6 +26,7 @@ use crate::format::record::{DeletedEntry, Entry, Kind};
 use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Count, Inode};
+use crate::namespace::known_below::{KnownName, known_below};
 use crate::namespace::link_counts;
 use crate::namespace::resolve::{Namespace, View};
 use crate::ops::cookies::{AFTER_DOT, AFTER_DOTS, Bound, place};
@@ -243,6 +244,16 @@ impl Directories {
             self.streams.keep(dir, last, rest);
         }
         Ok(())
+    }
+
+    /// The names below the directory `top` that the caller may have references to, from the bottom
+    /// up. Names of objects with several names are not told.
+    #[must_use]
+    pub fn known_below(&self, top: Ino) -> Vec<KnownName> {
+        let table = &self.namespace.table;
+        table
+            .get(top)
+            .map_or_else(Vec::new, |top| known_below(table, &top))
     }
 }
 

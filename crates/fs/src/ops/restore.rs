@@ -26,6 +26,7 @@ use crate::ops::clone::{CloneMode, are_of_one_kind};
 use crate::ops::invalidation::Invalidation;
 use crate::ops::removal::Removal;
 use crate::ops::snapshots::Snapshots;
+use crate::ops::staged::{Destination, StagedObject};
 use crate::ops::then::{Then, names_of};
 use crate::ops::trees::{Trees, Victim};
 
@@ -127,6 +128,34 @@ impl Trees {
         (dir, name): (Ino, &[u8]),
         mode: CloneMode,
     ) -> Result<Vec<Invalidation>> {
+        let source = (snapshots, snapshot, path);
+        self.restore_to(caller, source, (dir, name), mode, None)
+    }
+
+    /// The same with an object that waits for its name, and becomes the clone. It was staged for
+    /// `dir` and for this source.
+    ///
+    /// # Errors
+    /// Those of [`Trees::restore`]; `Stale` when the object has a name already, or was staged for
+    /// another directory.
+    pub fn restore_staged(
+        &self,
+        caller: &Caller,
+        (source, staged): ((&Snapshots, &str, &[u8]), &StagedObject),
+        (dir, name): (Ino, &[u8]),
+        mode: CloneMode,
+    ) -> Result<Vec<Invalidation>> {
+        self.restore_to(caller, source, (dir, name), mode, Some(staged))
+    }
+
+    fn restore_to(
+        &self,
+        caller: &Caller,
+        (snapshots, snapshot, path): (&Snapshots, &str, &[u8]),
+        (dir, name): (Ino, &[u8]),
+        mode: CloneMode,
+        staged: Option<&StagedObject>,
+    ) -> Result<Vec<Invalidation>> {
         check_name(name)?;
         let names = names_of(path)?;
         let _reaped = self.deletes.reap_on_drop();
@@ -136,8 +165,12 @@ impl Trees {
         let dir = self.namespace.dir(dir)?;
         let at = At { dir: &dir, name };
         self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
-        let birth = self.numbers.generation()?;
-        let restore = |round| self.restore_now(caller, &source, (at, birth), mode, round);
+        let birth = match staged {
+            Some(staged) => staged.birth(),
+            None => self.numbers.generation()?,
+        };
+        let copy = Destination { at, birth, staged };
+        let restore = |round| self.restore_now(caller, &source, copy, mode, round);
         let (stale, slot) = indexing(&self.namespace, &[&dir], || {
             self.namespace.until_applied(restore)
         })?;
@@ -150,15 +183,15 @@ impl Trees {
         &self,
         caller: &Caller,
         source: &Source,
-        (at, birth): (At<'_>, u64),
+        copy: Destination<'_>,
         mode: CloneMode,
         round: Round,
     ) -> Result<((Vec<Invalidation>, Slot), Seq)> {
-        let At { dir, name } = at;
-        let _names = dir.lock_names();
+        let (at, At { dir, name }) = (copy.at, copy.at);
+        let _names = (dir.lock_names(), copy.lock_names());
         let found = self.namespace.find_slot(dir, name)?;
+        mode.may_meet(found.as_ref().map(|found| &*found.inode))?;
         match &found {
-            Some(_) if mode == CloneMode::New => return Err(Error::Exists),
             Some(found) => are_of_one_kind(source.is_dir(), found.inode.is_dir())?,
             None => self.deletes.free_name(dir, name)?,
         }
@@ -171,10 +204,12 @@ impl Trees {
         let victim = found.map(|found| Victim::of(&self.namespace, found));
         let victim = victim.transpose()?;
         let mut inodes = vec![dir];
+        inodes.extend(copy.staged_inode());
         if let Some(victim) = &victim {
             victim.add_inodes(&mut inodes);
         }
         let mut tx = Transaction::new(lock_states(&inodes));
+        copy.may_be_named(source.then.record.kind())?;
         self.may_put(caller, &tx, dir, victim.as_ref())?;
         let topology = self.namespace.topology.write();
         let dir_path = topology.dir_path(dir).map_err(gone_is_not_found)?;
@@ -184,14 +219,13 @@ impl Trees {
             now: self.times.now(),
             may_stay: false,
         };
-        let copy = Restored {
+        let restored = Restored {
             source,
-            at,
-            birth,
+            copy,
             note,
             indexes: self.namespace.unsettled.indexes(),
         };
-        let slot = copy.put(&mut tx, (&dir_path, &removal), victim.as_ref())?;
+        let slot = restored.put(&mut tx, (&dir_path, &removal), victim.as_ref())?;
         let changed = (at, victim.as_ref());
         let (stale, seq) = self.apply_structure(tx, topology, changed, round)?;
         Ok(((stale, slot), seq))
@@ -220,9 +254,7 @@ impl Trees {
 /// A clone of a source, to be made.
 struct Restored<'a> {
     source: &'a Source,
-    at: At<'a>,
-    /// Generation when the copy is made.
-    birth: u64,
+    copy: Destination<'a>,
     /// Number of its note.
     note: u64,
     /// Indexes that trees have keys in.
@@ -237,7 +269,7 @@ impl Restored<'_> {
         (dir, removal): (&DirPath, &Removal<'_>),
         victim: Option<&Victim>,
     ) -> Result<Slot> {
-        let (source, at) = (self.source, self.at);
+        let (source, at) = (self.source, self.copy.at);
         let to = keys::child(&dir.path, at.name);
         match victim {
             Some(victim) if source.is_dir() => victim.keep(tx, removal.deletes, &to),
@@ -258,12 +290,7 @@ impl Restored<'_> {
         }
         record.ctime = removal.now;
         record.flags &= !FLAG_PROTECTED;
-        let slot = tx.take_slot(at.dir)?;
-        (record.slot, record.birth, record.pin) = (slot, self.birth, None);
-        record.counted = 0;
-        tx.put_slot((at.dir, &dir.path), slot, at.name);
-        let entry = keys::entry(&dir.path, at.name);
-        tx.batch.put(entry, record.encode());
+        let slot = self.copy.put(tx, dir, record)?;
         let parent = tx.edit(at.dir);
         (parent.mtime, parent.ctime) = (removal.now, removal.now);
         if source.is_dir() && victim.is_none() {

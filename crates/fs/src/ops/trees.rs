@@ -76,6 +76,28 @@ impl Trees {
     /// # Errors
     /// `NotFound`, `Access`, `NotPermitted`, and those of the tree.
     pub fn remove_tree(&self, caller: &Caller, dir: Ino, name: &[u8]) -> Result<Vec<Invalidation>> {
+        self.remove(caller, (dir, name), None)
+    }
+
+    /// The same for this object alone, to which the caller has a reference by a lookup.
+    ///
+    /// # Errors
+    /// Those of [`Trees::remove_tree`]; `Stale` when another object has the name.
+    pub fn remove_only(
+        &self,
+        caller: &Caller,
+        victim: Ino,
+        (dir, name): (Ino, &[u8]),
+    ) -> Result<Vec<Invalidation>> {
+        self.remove(caller, (dir, name), Some(victim))
+    }
+
+    fn remove(
+        &self,
+        caller: &Caller,
+        (dir, name): (Ino, &[u8]),
+        only: Option<Ino>,
+    ) -> Result<Vec<Invalidation>> {
         check_name(name)?;
         let _reaped = self.deletes.reap_on_drop();
         let dir = self.namespace.dir(dir)?;
@@ -89,20 +111,23 @@ impl Trees {
         // The links of a file are counted under the locks. To read the names takes longer.
         link_counts::attr(&self.namespace, &victim)?;
         self.namespace
-            .until_applied(|round| self.remove_now(caller, at, round))
+            .until_applied(|round| self.remove_now(caller, (at, only), round))
     }
 
     /// Removes the tree, if it has not to wait.
     fn remove_now(
         &self,
         caller: &Caller,
-        at: At<'_>,
+        (at, only): (At<'_>, Option<Ino>),
         round: Round,
     ) -> Result<(Vec<Invalidation>, Seq)> {
         let At { dir, name } = at;
         let _names = dir.lock_names();
         let found = self.namespace.find_slot(dir, name)?;
         let found = found.ok_or(Error::NotFound)?;
+        if only.is_some_and(|only| only != found.inode.ino) {
+            return Err(Error::Stale);
+        }
         let _links = self.namespace.links.write();
         let victim = Victim::of(&self.namespace, found)?;
         let mut inodes = vec![dir];

@@ -20,6 +20,7 @@
 //! | 12 | [`IMPORT`] | out | token of the import, u64; on a file without a name |
 //! | 13 | [`PUBLISH`] | in and out | [`PublishRequest`], answered by [`ImportCounts`] |
 //! | 14 | [`SNAPSHOT`] | in and out | [`SnapshotRequest`](crate::SnapshotRequest), answered by a [`SnapshotReply`](crate::SnapshotReply) |
+//! | 15 | [`STAGE`] | in and out | [`StageRequest`](crate::StageRequest), answered by a [`StageReply`](crate::StageReply) |
 //!
 //! The kernel checks no permission for an ioctl; the daemon does, see
 //! [`crate::Trees::clone_entry`].
@@ -104,6 +105,11 @@ pub const PUBLISH: u32 = number(DIR_IN | DIR_OUT, 13, PUBLISH_BYTES);
 /// Makes, removes and tells snapshots of the volume. Request and answer are JSON behind its length,
 /// as in the answer to [`STAT`].
 pub const SNAPSHOT: u32 = number(DIR_IN | DIR_OUT, 14, STAT_BYTES);
+/// Stages a change of a name in the directory the call is made on, which rename(2) then makes.
+/// Request and answer are JSON behind its length, as in the answer to [`STAT`].
+pub const STAGE: u32 = number(DIR_IN | DIR_OUT, 15, STAGE_BYTES);
+/// Size of a request and of an answer of [`STAGE`].
+pub const STAGE_BYTES: usize = STAT_BYTES;
 /// Size of a request and of an answer of [`PUBLISH`].
 pub const PUBLISH_BYTES: usize = 16 + NAME_FIELD_BYTES;
 
@@ -677,7 +683,7 @@ mod tests {
     fn ioctl_numbers_are_pinned() {
         assert_eq!(
             [
-                CLONE, REMOVE, SYNC, STAT, CHECKPOINT, SOURCE, DIFF, USAGE, GROW
+                CLONE, REMOVE, SYNC, STAT, CHECKPOINT, SOURCE, DIFF, USAGE, GROW, STAGE
             ],
             [
                 0x4110_5201,
@@ -688,7 +694,8 @@ mod tests {
                 0xc108_5206,
                 0xfffc_5207,
                 0x8020_5208,
-                0x4008_520a
+                0x4008_520a,
+                0xfffc_520f
             ]
         );
     }

@@ -14,3 +14,4 @@ pub(crate) mod history;
 pub(crate) mod mkfs;
 pub(crate) mod scrub;
 pub(crate) mod snapshot_calls;
+pub(crate) mod stage_calls;

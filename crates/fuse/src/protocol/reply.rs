@@ -67,6 +67,17 @@ impl Reply {
         Self::new(&entry_out(attr).encode(), Body::Empty)
     }
 
+    /// An entry with its attributes that leads to the object this once.
+    #[must_use]
+    pub fn passing_entry(attr: &Attr) -> Self {
+        let entry = abi::EntryOut {
+            entry_valid: 0,
+            entry_valid_nsec: 0,
+            ..entry_out(attr)
+        };
+        Self::new(&entry.encode(), Body::Empty)
+    }
+
     /// A name that does not exist, which the kernel may remember.
     #[must_use]
     pub fn no_entry() -> Self {

@@ -25,6 +25,14 @@ pub(crate) struct Source {
     pub(crate) ino: Ino,
 }
 
+impl Source {
+    /// An inode to which the server has one more reference, by a lookup.
+    pub(crate) fn of(volume: &Arc<Volume>, ino: Ino) -> Self {
+        let volume = Arc::clone(volume);
+        Self { volume, ino }
+    }
+}
+
 impl Drop for Source {
     fn drop(&mut self) {
         self.volume.forget(self.ino, 1);
@@ -49,10 +57,7 @@ impl CloneTokens {
         name: &[u8],
     ) -> Result<SourceReply> {
         volume.attributes().may_search(caller, dir)?;
-        let source = Source {
-            ino: volume.names().lookup(dir, name)?.ino,
-            volume: Arc::clone(volume),
-        };
+        let source = Source::of(volume, volume.names().lookup(dir, name)?.ino);
         let token = Token {
             number: rand::random(),
             uid: caller.uid,

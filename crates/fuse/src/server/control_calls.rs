@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ramet_fs::{Ino, Invalidation, Volume};
+use ramet_fs::{Caller, Ino, Invalidation, Result, StageRequest, Volume};
 
 use crate::cache::kept_listings::KeptListings;
 use crate::cache::negative_dentries::NegativeDentries;
@@ -11,9 +11,10 @@ use crate::protocol::{Answer, answer};
 use crate::server::clone_tokens::CloneTokens;
 use crate::server::control_sessions::ControlSessions;
 use crate::server::credentials::{Requester, caller_of};
-use crate::server::ioctl::Call;
+use crate::server::ioctl::{Call, encode_json, owns_volume};
 use crate::server::listings::Listings;
 use crate::server::request_counts::RequestCounts;
+use crate::server::staged_changes::StagedChanges;
 
 /// The state that control calls of a mount need.
 pub(crate) struct ControlCalls {
@@ -25,6 +26,7 @@ pub(crate) struct ControlCalls {
     negative_dentries: Arc<NegativeDentries>,
     counts: Arc<RequestCounts>,
     prefetch: Arc<Prefetch>,
+    staged: Arc<StagedChanges>,
 }
 
 impl ControlCalls {
@@ -33,6 +35,7 @@ impl ControlCalls {
         (kept_listings, listings): (Arc<KeptListings>, Arc<Listings>),
         negative_dentries: Arc<NegativeDentries>,
         (counts, prefetch): (Arc<RequestCounts>, Arc<Prefetch>),
+        staged: Arc<StagedChanges>,
     ) -> Self {
         Self {
             clone_tokens: CloneTokens::default(),
@@ -43,7 +46,22 @@ impl ControlCalls {
             negative_dentries,
             counts,
             prefetch,
+            staged,
         }
+    }
+
+    /// Stages a change.
+    fn stage(
+        &self,
+        request: &StageRequest,
+        (caller, dir): (&Caller, Ino),
+    ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
+        if matches!(request, StageRequest::Restore { .. }) {
+            owns_volume(caller)?;
+        }
+        let tokens = &self.clone_tokens;
+        let reply = self.staged.stage((caller, dir), request, tokens)?;
+        Ok((Vec::new(), encode_json(serde_json::to_string(&reply))?))
     }
 
     /// Carries a call out. Answers the invalidations that the kernel needs then, and the data.
@@ -54,6 +72,9 @@ impl ControlCalls {
         requester: Requester,
     ) -> Answer<(Vec<Invalidation>, Vec<u8>)> {
         let caller = caller_of(requester);
+        if let Call::Stage(request) = call {
+            return answer(self.stage(request, (&caller, node)));
+        }
         let session = call.session(&caller);
         let state = session.and_then(|(key, begins)| self.sessions.state(key, begins));
         let dir = (node, state.as_deref());

@@ -127,7 +127,7 @@ impl Server {
 
     fn forget(&self, node: Ino, lookups: u64) {
         self.count(opcode::FORGET);
-        self.files.forget(node, lookups);
+        self.forget_node(node, lookups);
     }
 
     /// The part of a request that goes on once the kernel has written back the pages of its file;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CloneRequest, DIFF, DIFF_START, DiffRequest, FAILED_WRITE_BACKS, GROW,
     IMPORT, NameRequest, PUBLISH, PublishRequest, REMOVE, SCRUB, SCRUB_START, SNAPSHOT, SOURCE,
-    STAT, SYNC, ScrubRequest, USAGE, decode_stat_reply, encode_import_counts, encode_source_reply,
-    encode_stat_reply, encode_usage,
+    STAGE, STAT, SYNC, ScrubRequest, USAGE, decode_stat_reply, encode_import_counts,
+    encode_source_reply, encode_stat_reply, encode_usage,
 };
 use ramet_fs::{
     Caller, Capabilities, CloneMode, ControlState, Error, Ino, Invalidation, Result, SnapshotReply,
-    SnapshotRequest, Volume, answer_snapshots,
+    SnapshotRequest, StageRequest, Volume, answer_snapshots,
 };
 
 use rustix::io::Errno;
@@ -37,13 +37,15 @@ pub(crate) enum Call {
     Import,
     Publish(PublishRequest),
     Snapshot(SnapshotRequest),
+    /// Stage a change: [`ControlCalls`](crate::server::control_calls::ControlCalls) does.
+    Stage(StageRequest),
 }
 
 /// Whether the caller could read and write the device of the volume itself. Only a process with
 /// CAP_SYS_ADMIN and the user of the daemon may compare trees and scrub, because both tell names in directories that the
 /// caller may not read, and a comparison tells equality of contents. Only they may grow the volume,
 /// and make and remove snapshots.
-fn owns_volume(caller: &Caller) -> Result<()> {
+pub(crate) fn owns_volume(caller: &Caller) -> Result<()> {
     let is_ours = caller.uid == rustix::process::geteuid().as_raw();
     if caller.capabilities.have(Capabilities::SYS_ADMIN) || is_ours {
         Ok(())
@@ -86,6 +88,11 @@ impl Call {
                     .map(Self::Snapshot)
                     .map_err(|_| Error::Invalid("a request about snapshots"))
             }),
+            STAGE => decode_stat_reply(bytes).and_then(|json| {
+                serde_json::from_str(json)
+                    .map(Self::Stage)
+                    .map_err(|_| Error::Invalid("a request to stage a change"))
+            }),
             _ => return None,
         })
     }
@@ -96,6 +103,7 @@ impl Call {
             Self::Clone(_)
             | Self::Remove(_)
             | Self::Publish(_)
+            | Self::Stage(_)
             | Self::Snapshot(SnapshotRequest::Restore { .. }) => Pace::Structural,
             Self::Snapshot(_) => Pace::Waits,
             Self::Sync
@@ -190,6 +198,7 @@ impl Call {
             Self::Snapshot(request) => {
                 (stale, data) = snapshot_reply(volume, request, (dir, state), caller)?;
             }
+            Self::Stage(_) => return Err(Error::Unsupported),
             Self::Usage => data = encode_usage(&volume.controls().usage(dir)?),
             Self::Stat => data = stat_reply(volume, counts, prefetch)?,
             Self::Scrub(request) => {
@@ -242,7 +251,7 @@ fn snapshot_reply(
 }
 
 /// An answer in JSON.
-fn encode_json(answer: serde_json::Result<String>) -> Result<Vec<u8>> {
+pub(crate) fn encode_json(answer: serde_json::Result<String>) -> Result<Vec<u8>> {
     encode_stat_reply(&answer.map_err(|_| Error::Invalid("an answer in JSON"))?)
 }
 
@@ -254,6 +263,7 @@ fn stat_reply(volume: &Volume, counts: &RequestCounts, prefetch: &Prefetch) -> R
     counters["requests"] = counts.json();
     counters[FAILED_WRITE_BACKS] = counts.failed_write_backs().into();
     counters["inodes_asked_to_forget"] = counts.asked_to_forget().into();
+    counters["staged_changes"] = counts.staged_changes().into();
     counters["prefetch"] = prefetch.json();
     encode_stat_reply(&counters.to_string())
 }

@@ -19,4 +19,5 @@ pub(crate) mod prefetcher;
 pub(crate) mod request_counts;
 pub(crate) mod server;
 pub(crate) mod shutdown;
+pub(crate) mod staged_changes;
 pub(crate) mod workers;

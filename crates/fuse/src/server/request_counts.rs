@@ -28,6 +28,7 @@ pub(crate) struct RequestCounts {
     counts: [AtomicU64; COUNTED],
     failed_write_backs: AtomicU64,
     asked_to_forget: AtomicU64,
+    staged_changes: AtomicU64,
 }
 
 impl Default for RequestCounts {
@@ -36,6 +37,7 @@ impl Default for RequestCounts {
             counts: [const { AtomicU64::new(0) }; COUNTED],
             failed_write_backs: AtomicU64::new(0),
             asked_to_forget: AtomicU64::new(0),
+            staged_changes: AtomicU64::new(0),
         }
     }
 }
@@ -65,6 +67,15 @@ impl RequestCounts {
 
     pub(crate) fn asked_to_forget(&self) -> u64 {
         self.asked_to_forget.load(Ordering::Relaxed)
+    }
+
+    /// So many changes are staged now (`server/staged_changes.rs`).
+    pub(crate) fn set_staged_changes(&self, count: usize) {
+        self.staged_changes.store(count as u64, Ordering::SeqCst);
+    }
+
+    pub(crate) fn staged_changes(&self) -> u64 {
+        self.staged_changes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn failed_write_backs(&self) -> u64 {

@@ -22,7 +22,7 @@ use crate::cache::prefetch::Prefetch;
 use crate::cache::probe_file::ProbeFile;
 use crate::protocol::abi;
 use crate::protocol::negotiate::Agreed;
-use crate::protocol::{Answer, Header, answer};
+use crate::protocol::{Answer, Header, Reply, Request, answer};
 use crate::server::barrier::Fences;
 use crate::server::control_calls::ControlCalls;
 use crate::server::directories::Directories;
@@ -37,6 +37,7 @@ use crate::server::page_cache::PageCache;
 use crate::server::prefetcher::Prefetcher;
 use crate::server::request_counts::RequestCounts;
 use crate::server::shutdown::Shutdown;
+use crate::server::staged_changes::{Moved, StagedChanges};
 use crate::server::workers::Workers;
 
 /// Syncs that wait at the same time; the tree commits those in one go.
@@ -63,6 +64,7 @@ pub(crate) struct Server {
     /// One thread for changes that end with invalidations: see `cache/notify.rs`.
     structural: Workers,
     notices: Arc<Notices>,
+    staged: Arc<StagedChanges>,
 }
 
 fn decode(number: u32, data: &[u8]) -> Answer<Call> {
@@ -87,8 +89,7 @@ impl Server {
         let probe_file = Arc::new(ProbeFile::new());
         let kept = || Arc::clone(&kept_listings);
         let directories = Directories::new(Arc::clone(&volume), Arc::clone(&prefetch), kept());
-        let listings = Listings::new(Arc::clone(&volume), kernel.clone(), kept())?;
-        let listings = Arc::new(listings);
+        let listings = Arc::new(Listings::new(Arc::clone(&volume), kernel.clone(), kept())?);
         let names = Names {
             volume: Arc::clone(&volume),
             negative_dentries: Arc::clone(&negative_dentries),
@@ -108,11 +109,14 @@ impl Server {
             counts: Arc::clone(&counts),
             kept_listings: kept(),
         };
+        let known = (&listings, &negative_dentries, &counts);
+        let staged = Arc::new(StagedChanges::new(&volume, kernel.clone(), known)?);
         let controls = ControlCalls::new(
             Arc::clone(&volume),
             (kept_listings, Arc::clone(&listings)),
             negative_dentries,
             (Arc::clone(&counts), Arc::clone(&prefetch)),
+            Arc::clone(&staged),
         );
         let told = kernel.clone();
         volume
@@ -138,6 +142,7 @@ impl Server {
             syncs: Workers::new("sync", SYNC_THREADS)?,
             structural: Workers::new("clone", 1)?,
             notices: Arc::new(Notices::new(kernel)?),
+            staged,
         })
     }
 
@@ -285,6 +290,51 @@ impl Server {
             namelen: u32::try_from(NAME_BYTES_MAX).expect("a name is short"),
             frsize: block_bytes,
             ..abi::StatfsOut::default()
+        }
+    }
+
+    /// The answer to a request about a staged directory or object, except FORGET and RENAME; `None`
+    /// for any other request.
+    pub(crate) fn answer_staged(&self, header: &Header, request: &Request<'_>) -> Option<Reply> {
+        let answer = self.staged.answer(header, request)?;
+        self.count(header.opcode);
+        if self.shutdown.is_down() {
+            return Some(Reply::error(Errno::IO));
+        }
+        Some(answer.unwrap_or_else(Reply::error))
+    }
+
+    /// A RENAME that makes a staged change; `None` for any other request.
+    pub(crate) fn staged_move(&self, header: &Header, request: &Request<'_>) -> Option<Moved> {
+        let moved = self.staged.moves(header, request)?;
+        self.count(header.opcode);
+        Some(moved)
+    }
+
+    /// Makes a staged change on this thread.
+    pub(crate) fn rename_staged(&self, moved: &Moved) -> Answer<()> {
+        if self.shutdown.is_down() {
+            return Err(Errno::IO);
+        }
+        self.staged.rename(moved)
+    }
+
+    /// Makes a staged change on another thread, and hands the answer to `reply`.
+    pub(crate) fn rename_staged_later(
+        &self,
+        moved: Moved,
+        reply: impl FnOnce(Answer<()>) + Send + 'static,
+    ) {
+        if self.shutdown.is_down() {
+            return reply(Err(Errno::IO));
+        }
+        self.staged.rename_later(moved, reply);
+    }
+
+    /// The kernel forgets a node.
+    pub(crate) fn forget_node(&self, node: Ino, lookups: u64) {
+        if !self.staged.forget(node, lookups) {
+            self.files.forget(node, lookups);
         }
     }
 

@@ -252,6 +252,15 @@ fn tell(device: impl AsFd, unique: Unique, reply: &Reply, room: &[u8]) {
 /// Answers requests from `/dev/fuse` with `server`. Workers answer the requests that wait.
 pub(crate) fn answer_with(server: Arc<Server>) -> Box<Answering> {
     Box::new(move |header, request, later| {
+        if let Some(reply) = server.answer_staged(header, &request) {
+            return Some(reply);
+        }
+        if let Some(moved) = server.staged_move(header, &request) {
+            let later = later();
+            let reply = move |answer| later.answer(&Reply::from(answer));
+            server.rename_staged_later(moved, reply);
+            return None;
+        }
         if let Some(rest) = server.waits_for_pages(header, &request) {
             let later = later();
             server.count(header.opcode);

@@ -112,6 +112,14 @@ impl Front {
     /// Answers a request. A panic becomes `EIO`.
     fn reply(&self, header: &Header, request: Request<'_>) -> Reply {
         let reply = || {
+            if let Some(reply) = self.server().answer_staged(header, &request) {
+                return reply;
+            }
+            if let Some(moved) = self.server().staged_move(header, &request) {
+                let work = || self.server().rename_staged(&moved);
+                let renamed = self.connection.waiting(self.number, work);
+                return Reply::from(renamed.unwrap_or(Err(Errno::IO)));
+            }
             if let Some(rest) = self.server().waits_for_pages(header, &request) {
                 self.server().count(header.opcode);
                 return self.after_write_back(rest);

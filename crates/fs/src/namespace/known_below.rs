@@ -1,0 +1,80 @@
+//! The names below a directory that the kernel knows.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::format::ino::Ino;
+use crate::namespace::inode::{Inode, Location, Table, each_named};
+
+/// A name that the kernel knows. The number of its directory is not given to another one as long as
+/// this lives.
+pub struct KnownName {
+    /// The directory.
+    pub dir: Ino,
+    /// The name.
+    pub name: Vec<u8>,
+    /// The object of that name.
+    pub ino: Ino,
+    _held: Arc<Inode>,
+}
+
+/// Depths of directories below a top; `None` for those elsewhere.
+struct Depths<'a> {
+    top: &'a Arc<Inode>,
+    known: HashMap<u64, Option<usize>>,
+}
+
+impl Depths<'_> {
+    /// The depth of a directory; the top has depth 0.
+    fn of(&mut self, dir: &Arc<Inode>) -> Option<usize> {
+        let (mut way, mut at) = (Vec::new(), Arc::clone(dir));
+        let found = loop {
+            if Arc::ptr_eq(&at, self.top) {
+                break Some(0);
+            }
+            if let Some(known) = self.known.get(&at.ino.0) {
+                break *known;
+            }
+            way.push(at.ino.0);
+            let above = match &*at.location.read() {
+                Location::Child { parent, .. } => Some(Arc::clone(parent)),
+                _ => None,
+            };
+            match above {
+                Some(above) => at = above,
+                None => break None,
+            }
+        };
+        let mut depth = found;
+        while let Some(ino) = way.pop() {
+            depth = depth.map(|depth| depth + 1);
+            self.known.insert(ino, depth);
+        }
+        depth
+    }
+}
+
+/// The names of the inodes in memory below the directory `top`, from the bottom up. Those of
+/// inodes with several names are not among them: the table does not have all their names.
+pub(crate) fn known_below(table: &Table, top: &Arc<Inode>) -> Vec<KnownName> {
+    // A child holds its directory. The table and the caller hold the top.
+    if Arc::strong_count(top) <= 2 {
+        return Vec::new();
+    }
+    let known = HashMap::new();
+    let (mut depths, mut found) = (Depths { top, known }, Vec::new());
+    let mut note = |parent: &Arc<Inode>, name: &[u8], ino: Ino| {
+        if let Some(depth) = depths.of(parent) {
+            let known = KnownName {
+                dir: parent.ino,
+                name: name.to_vec(),
+                ino,
+                _held: Arc::clone(parent),
+            };
+            found.push((depth, known));
+        }
+    };
+    each_named(table, |parent, name, ino| note(parent, name, ino));
+    found.sort_by_key(|(depth, _)| std::cmp::Reverse(*depth));
+    found.into_iter().map(|(_, known)| known).collect()
+}
