@@ -18,10 +18,12 @@ use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, Kind, Record};
 use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Adopted, DirPath, Inode, Location, LockedNames, Table};
+use crate::namespace::link_counts;
 use crate::namespace::slot_index::indexing;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::access::Caller;
 use crate::ops::at::At;
+use crate::ops::hard_links::prepare_links;
 use crate::ops::snapshots::Snapshots;
 use crate::ops::then::{Then, names_of};
 use crate::ops::trees::Trees;
@@ -135,7 +137,8 @@ impl<'a> Destination<'a> {
 }
 
 impl Trees {
-    /// Stages a copy of `source` for `dir`.
+    /// Stages a copy of `source` for `dir`. Does the slow part of the clone, as far as it can come
+    /// before: the caller that names the object may hold locks.
     ///
     /// # Errors
     /// `NotFound`, `Access`, `NotPermitted`, and those of the tree.
@@ -143,7 +146,22 @@ impl Trees {
         let source = self.namespace.inode(source)?;
         let record = source.state.read().clone();
         caller.may_copy(&record)?;
-        self.stage(caller, dir, record)
+        let staged = self.stage(caller, dir, record)?;
+        self.namespace.prepare_clone(&source)?;
+        prepare_links(&self.namespace, &source, true)?;
+        link_counts::attr(&self.namespace, &source)?;
+        Ok(staged)
+    }
+
+    /// Does the slow part of a removal of this object, as far as it can come before.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub fn prepare_removal(&self, victim: Ino) -> Result<()> {
+        let victim = self.namespace.inode(victim)?;
+        prepare_links(&self.namespace, &victim, false)?;
+        link_counts::attr(&self.namespace, &victim)?;
+        Ok(())
     }
 
     /// Stages a copy of the object that `path` leads to in a snapshot, as [`Trees::restore`] finds

@@ -581,6 +581,9 @@ impl Shared {
             StageRequest::Remove { .. } if victim.is_none() => return Err(Error::NotFound),
             StageRequest::Remove { .. } | StageRequest::Opened { .. } => Change::Remove,
         };
+        if let Some(victim) = &victim {
+            trees.prepare_removal(victim.object.ino)?;
+        }
         Ok(Plan {
             user: caller.uid,
             dir: place,
