@@ -340,6 +340,33 @@ fn tail_follows_the_name_over_a_replacement() {
 }
 
 #[test]
+fn watcher_hears_of_a_restored_tree_and_of_one_that_it_replaces() {
+    on_both(|mount| {
+        let root = mount.root();
+        make_tree(root, "tree", "then");
+        let ramet = |args: &[&str]| {
+            let done = Command::new(ramet_bin())
+                .args(args)
+                .current_dir(root)
+                .output();
+            let done = done.unwrap();
+            assert!(done.status.success(), "{args:?} {done:?}");
+        };
+        ramet(&["snapshot", "create", ".", "s"]);
+        fs::write(root.join("tree/a/b/f"), "now").unwrap();
+        let mut watcher = Watcher::of(root, &[".", "tree", "tree/a"]);
+        ramet(&["restore", "--at", "s", "tree", "copy"]);
+        watcher.hears(&[".:MOVED_TO:copy"]);
+        ramet(&["restore", "--at", "s", "--replace", "tree"]);
+        watcher.hears(&[".:MOVED_TO:tree", "tree:MOVE_SELF:", "tree/a:DELETE_SELF:"]);
+        for name in ["copy", "tree"] {
+            let text = fs::read_to_string(root.join(name).join("a/b/f")).unwrap();
+            assert_eq!(text, "then", "{name}");
+        }
+    });
+}
+
+#[test]
 fn a_clone_keeps_the_number_that_it_was_staged_with_and_gets_its_attributes() {
     on_both(|mount| {
         let root = mount.root();
