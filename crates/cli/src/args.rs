@@ -57,6 +57,26 @@ pub enum Verb {
     /// caller must be allowed to make DST, and must own SRC. Afterwards the two are independent:
     /// either can be written, moved, cloned again or removed.
     Clone(Clone),
+    /// Clone a directory tree, and remember its origin
+    ///
+    /// A fork is a clone with a base: the state that it began with is kept, so that `ramet reset` can
+    /// go back to it and `ramet forks` can count the changes. Making one takes constant time, and the
+    /// base takes space only for changes of both sides. The command prints the path of each fork.
+    Fork(Fork),
+    /// Tell the forks: their origin, age, space, changes and users
+    ///
+    /// Each fork stands below the tree that it was made of. The command tells the forks that the caller
+    /// could find by its own permissions. Space, changes and users are told of forks that the caller owns.
+    Forks(Forks),
+    /// Remove forks with everything in them and their bases, each in constant time
+    ///
+    /// The command refuses trees that are no forks, and forks that a process uses.
+    Drop(Drop),
+    /// Bring a fork back to the state that it began with
+    ///
+    /// A clone of the base takes the place of the fork, atomically. The command refuses a fork that a
+    /// process uses.
+    Reset(Reset),
     /// Exchange two files or directory trees, atomically
     ///
     /// Each of the two has the other's name afterwards. They may be of different kinds. Programs that
@@ -253,6 +273,66 @@ pub struct Clone {
     /// Path of the copy on the same mount; with a slash at its end, the directory that gets the
     /// copy under the name of SRC
     pub dst: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Fork {
+    /// Make N forks, with the numbers from 1 to N behind NAME
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub count: Option<u32>,
+    /// Text that `ramet forks` shows: up to 255 bytes without control characters
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub note: String,
+    /// Keep no base: the fork takes no space but its own, and cannot be reset
+    #[arg(long)]
+    pub no_base: bool,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Directory on a Ramet mount
+    pub src: PathBuf,
+    /// Path of the fork on the same mount; with a slash at its end, the directory that gets the fork
+    /// under the name of SRC. Default: the first free of SRC-fork-1, SRC-fork-2 ...
+    pub name: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct Forks {
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Leave out space, changes and users, which take a checkpoint and a look at many nodes and
+    /// processes
+    #[arg(long, short)]
+    pub quick: bool,
+    /// Directory: tell only the forks that lie in it, and those that were made of it. Default: all
+    /// forks of the mount of the current directory, or of that of `ramet init`
+    pub path: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct Drop {
+    /// Drop also forks that processes use
+    #[arg(short, long)]
+    pub force: bool,
+    /// Forks on a Ramet mount
+    #[arg(value_name = "FORK", required = true)]
+    pub forks: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct Reset {
+    /// Reset also a fork that processes use: they keep the files that they have open, and their
+    /// working directories are removed ones
+    #[arg(short, long)]
+    pub force: bool,
+    /// Fork on a Ramet mount
+    pub fork: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CLONE_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest,
-    FAILED_WRITE_BACKS, GROW, NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, STAT_BYTES,
-    SYNC, ScrubRequest, SourceReply, USAGE, USAGE_BYTES, decode_diff_page, decode_source_reply,
-    decode_stat_reply, decode_usage,
+    FAILED_WRITE_BACKS, FORK, GROW, NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT,
+    STAT_BYTES, SYNC, ScrubRequest, SourceReply, USAGE, USAGE_BYTES, decode_diff_page,
+    decode_source_reply, decode_stat_reply, decode_usage, encode_stat_reply,
 };
-use ramet_fs::{Difference, ScrubPage, StageRequest, Usage};
+use ramet_fs::{Difference, ForkReply, ForkRequest, ScrubPage, StageRequest, Usage};
 use ramet_sys::control_ioctl;
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, Stat, StatVfsMountFlags, fstat, fstatfs, openat,
@@ -72,6 +72,11 @@ impl Root {
     pub fn open_tree(dir: &Path) -> Outcome<Root> {
         let opened = resolve::readable(resolve::directory(dir)?);
         opened.map(Root).map_err(|e| Failure::system(dir, e))
+    }
+
+    /// The same directory, by a descriptor of its own.
+    pub fn again(&self) -> Answer<Root> {
+        resolve::readable(&self.0).map(Root)
     }
 
     pub fn call(&self, number: u32, buffer: &mut [u8]) -> Answer {
@@ -166,6 +171,15 @@ impl Root {
         }
     }
 
+    /// Asks the daemon about forks.
+    pub fn ask_forks(&self, request: &ForkRequest) -> Answer<ForkReply> {
+        let text = serde_json::to_string(request).map_err(|_| Errno::INVAL)?;
+        let mut bytes = encode_stat_reply(&text).map_err(|_| Errno::TOOBIG)?;
+        self.call(FORK, &mut bytes)?;
+        let text = decode_stat_reply(&bytes).map_err(|_| Errno::PROTO)?;
+        serde_json::from_str(text).map_err(|_| Errno::PROTO)
+    }
+
     /// Makes the volume `bytes` long.
     pub fn grow(&self, bytes: u64) -> Answer {
         self.call(GROW, &mut bytes.to_le_bytes())
@@ -230,19 +244,25 @@ impl Root {
 pub fn clone(args: &args::Clone) -> Outcome {
     let source = Seen::at(&args.src)?;
     let target = Target::of(&args.src, &args.dst)?;
-    if !target.is_on_mount_of(&source)? {
-        // Finds out which of the two is on another file system or another volume.
-        source.require_ramet(&args.src)?;
-        target
-            .root
-            .stats_json()
-            .map_err(|e| mounted(&target.path, e))?;
-        return Err(Failure::at(
-            &target.path,
-            "source and destination must be on the same Ramet mount",
-        ));
-    }
+    must_share_mount((&args.src, &source), &target)?;
     clone_seen((&args.src, &source), &target, args.replace)
+}
+
+/// Refuses a source and a target that are not on one mount, with the reason.
+pub fn must_share_mount((src, source): (&Path, &Seen), target: &Target) -> Outcome {
+    if target.is_on_mount_of(source)? {
+        return Ok(());
+    }
+    // Finds out which of the two is on another file system or another volume.
+    source.require_ramet(src)?;
+    target
+        .root
+        .stats_json()
+        .map_err(|e| mounted(&target.path, e))?;
+    Err(Failure::at(
+        &target.path,
+        "source and destination must be on the same Ramet mount",
+    ))
 }
 
 /// Clones an object to a target on the same mount.
@@ -255,16 +275,7 @@ pub fn clone_seen((src, source): (&Path, &Seen), target: &Target, is_replacing: 
         refuse_if_mounted_on(&target.root, &target.name, &target.path)?;
     }
     let (root, token) = (&target.root, source.token(src)?);
-    let why = |e| {
-        let existing = root.look_at(&target.name).ok();
-        let refused = Refused {
-            src,
-            source: &source.stat,
-            dst: &target.path,
-            existing: existing.as_ref(),
-        };
-        refused.why(geteuid().as_raw(), e)
-    };
+    let why = |e| clone_refusal((src, source), target, e);
     root.write_back().map_err(why)?;
     let name = target.name.as_bytes().to_vec();
     let request = StageRequest::Clone {
@@ -289,6 +300,18 @@ pub fn clone_seen((src, source): (&Path, &Seen), target: &Target, is_replacing: 
     };
     let mut bytes = request.encode().map_err(|e| Failure::at(&target.path, e))?;
     root.call(CLONE, &mut bytes).map_err(why)
+}
+
+/// The reason for which an object was not cloned to a target.
+pub fn clone_refusal((src, source): (&Path, &Seen), target: &Target, e: Errno) -> Failure {
+    let existing = target.root.look_at(&target.name).ok();
+    let refused = Refused {
+        src,
+        source: &source.stat,
+        dst: &target.path,
+        existing: existing.as_ref(),
+    };
+    refused.why(geteuid().as_raw(), e)
 }
 
 pub const SAME: &str = "is the source itself";
@@ -443,7 +466,7 @@ impl Seen {
     }
 
     /// The daemon's token for the object.
-    fn token(&self, path: &Path) -> Outcome<u64> {
+    pub fn token(&self, path: &Path) -> Outcome<u64> {
         let (root, name) = self.control(path)?;
         let reply = root.source(name).map_err(|e| mounted(path, e))?;
         if reply.ino != self.stat.st_ino {

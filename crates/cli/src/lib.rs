@@ -12,11 +12,14 @@ mod diff;
 mod du;
 mod export;
 mod failure;
+mod fork;
+mod forks;
 mod fsck;
 mod grow;
 mod home;
 mod host;
 mod import;
+mod in_use;
 mod inherited;
 mod init;
 mod log;
@@ -97,6 +100,10 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Umount(args) if args.watch => watcher::watch(&args.dir)?,
         Verb::Umount(args) => umount::run(&args)?,
         Verb::Clone(args) => control::clone(&args)?,
+        Verb::Fork(args) => fork::run(&args)?,
+        Verb::Forks(args) => forks::run(&args)?,
+        Verb::Drop(args) => return fork::drop_all(&args),
+        Verb::Reset(args) => fork::reset(&args)?,
         Verb::Swap(args) => rename::swap(&args)?,
         Verb::Mv(args) => return rename::run(&args),
         Verb::Cp(args) => return copy::run(&args.transfer),

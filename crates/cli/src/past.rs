@@ -24,16 +24,18 @@ use crate::snapshot::ask;
 use crate::staged::{self, Ended};
 
 /// An object by its path in a volume.
-struct Located {
+pub struct Located {
     /// The mount point.
-    root: Root,
-    dir: PathBuf,
+    pub root: Root,
+    pub dir: PathBuf,
+    /// Names from the mount point, joined by `/`.
+    pub inside: Vec<u8>,
     /// Names from the root of the volume, joined by `/`.
     path: Vec<u8>,
 }
 
 impl Located {
-    fn find(path: &Path) -> Outcome<Located> {
+    pub fn find(path: &Path) -> Outcome<Located> {
         let failed = |e| Failure::system(path, e);
         let mut whole = std::path::absolute(path).map_err(|e| Failure::system(path, e))?;
         if whole.components().any(|part| part == Component::ParentDir) {
@@ -61,14 +63,17 @@ impl Located {
             return Err(mounted(path, Errno::NOTTY));
         };
         let inside = whole.strip_prefix(&mount.dir).unwrap_or(&whole);
-        let inside = mount.root.join(inside);
-        let names = inside.components().filter_map(|part| match part {
-            Component::Normal(name) => Some(name.as_bytes()),
-            _ => None,
-        });
+        let names = |path: &Path| {
+            let names = path.components().filter_map(|part| match part {
+                Component::Normal(name) => Some(name.as_bytes()),
+                _ => None,
+            });
+            names.collect::<Vec<_>>().join(&b'/')
+        };
         Ok(Located {
             root: Root::open_dir(&mount.dir).map_err(failed)?,
-            path: names.collect::<Vec<_>>().join(&b'/'),
+            inside: names(inside),
+            path: names(&mount.root.join(inside)),
             dir: mount.dir.clone(),
         })
     }

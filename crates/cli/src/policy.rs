@@ -1,5 +1,6 @@
 //! The policy of snapshots: a thread of the daemon looks once a minute for the snapshots that it
 //! wants by now. Bytes that programs stored through mappings are handed over before one is made.
+//! The same thread has bases and records of forks collected whose directories are gone.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -27,7 +28,8 @@ pub fn follow(
     thread.spawn(looks).map(drop)
 }
 
-/// Makes and removes the snapshots of the policy; `false` when there is no volume any more.
+/// Makes and removes the snapshots of the policy, and collects forks; `false` when there is no
+/// volume any more.
 fn look(volume: &Weak<Volume>, write_back: &impl Fn() -> io::Result<()>) -> bool {
     let Some(volume) = volume.upgrade() else {
         return false;
@@ -44,6 +46,11 @@ fn look(volume: &Weak<Volume>, write_back: &impl Fn() -> io::Result<()>) -> bool
     }
     if !changed.is_empty() {
         info!(?changed, "snapshots by the policy");
+    }
+    match volume.controls().forks().collect() {
+        Ok(0) => {}
+        Ok(count) => info!(count, "forks whose directories are gone"),
+        Err(error) => warn!(%error, "forks whose directories are gone stay"),
     }
     true
 }

@@ -57,6 +57,7 @@ pub use clock::{Clock, SystemClock};
 pub use error::{Error, Result};
 pub use examine::{Examination, ExaminationStep, ExamineError, Examined, examine};
 pub use format::blocks::{BLOCK_BYTES, FILE_BYTES_MAX};
+pub use format::fork::check_note;
 pub use format::import::{
     FRAME_BYTES_MAX, FRAME_HEAD_BYTES, FrameWriter, IMPORT_PATH_BYTES_MAX, ITEM_BYTES_MAX,
     ImportAttr, ImportBody, ImportItem, Items, frame_bytes,
@@ -74,6 +75,8 @@ pub use ops::copy_range::Copied;
 pub use ops::create::NewInode;
 pub use ops::data::Files;
 pub use ops::file_flags::FileFlags;
+pub use ops::fork_record::NewFork;
+pub use ops::forks::{ForkBytes, ForkEntry, ForkOrigin, Forks, SomeForks};
 pub use ops::import::{Import, Imports};
 pub use ops::import_stage::ImportCounts;
 pub use ops::invalidation::Invalidation;
@@ -91,6 +94,9 @@ pub use rollback::roll_back;
 pub use tools::check::Finding;
 pub use tools::controls::{ControlState, Controls};
 pub use tools::diff::{Change, Difference};
+pub use tools::fork_calls::{
+    ForkReply, ForkRequest, ToldFork, ToldMeasure, answer_forks, path_of_text,
+};
 pub use tools::mkfs::UnfinishedVolume;
 pub use tools::scrub::{Damaged, ScrubPage};
 pub use tools::snapshot_calls::{

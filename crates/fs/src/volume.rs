@@ -12,7 +12,7 @@
 //! | [`Trees`] | clone and remove whole trees | namespace, numbers, times, deletes |
 //! | [`Imports`] | trees that come in as streams | namespace, numbers, times, deletes |
 //! | [`Snapshots`] | the whole volume as it was | namespace, numbers, times |
-//! | [`Controls`] | compare, measure, scrub, check | namespace |
+//! | [`Controls`] | compare, measure, scrub, check, forks | namespace, numbers |
 //!
 //! | component | state | calls |
 //! | --- | --- | --- |
@@ -216,7 +216,7 @@ impl Volume {
         &self.snapshots
     }
 
-    /// Tools: compare, measure, scrub, check.
+    /// Tools: compare, measure, scrub, check, forks.
     #[must_use]
     pub fn controls(&self) -> &Controls {
         &self.controls
@@ -439,7 +439,7 @@ fn volume_in(tree: Arc<Tree>, files: FileOptions) -> Result<Volume> {
         trees: Trees::new(&namespace, &numbers, &times, &deletes),
         imports: Imports::new(&namespace, &numbers, &times, &deletes),
         snapshots: Snapshots::new(&namespace, &numbers, &times),
-        controls: Controls::new(&namespace, &settling),
+        controls: Controls::new(&namespace, &settling, &numbers),
         namespace,
         numbers,
         deletes,

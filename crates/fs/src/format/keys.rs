@@ -34,6 +34,9 @@
 //! 01 02 00 name                  record of the snapshot with this name
 //! 01 02 01                       counts of snapshots
 //! 01 02 02                       policy of snapshots
+//! 01 02 03 number generation     record of the fork whose top has this identity
+//! n 03 id 00 ...                 base of a fork: keys of its top, as if that were the root, in index
+//!                                n, with 03 id behind the index
 //! ```
 //!
 //! Numbers are big-endian `u64` so that they sort. Slots, and all numbers behind `0C`, are
@@ -42,12 +45,12 @@
 //! it, with X's siblings. That is why a clone or a rename of X moves two ranges and writes one
 //! record. Snapshots of the volume lie outside of the range of the root, so that no clone of the
 //! root contains them. The `id` of one takes eight bytes of seven bits each, the highest bit of
-//! each set: no NUL is in it.
+//! each set: no NUL is in it. Bases of forks have ids of the same form.
 
 use bytes::Bytes;
 
 use crate::format::ino::{Identity, Ino};
-use crate::format::ordered::{Ordered, push_ordered, take_identity, take_ordered};
+use crate::format::ordered::{Ordered, push_identity, push_ordered, take_identity, take_ordered};
 use crate::format::slots::{Run, Slot};
 
 /// Index of metadata.
@@ -81,6 +84,8 @@ const PROTECTED: u8 = 15;
 /// of the root's range have 0 there.
 const SNAPSHOT: u8 = 1;
 const REGISTRY: u8 = 2;
+/// The same of the keys of bases of forks.
+const BASE: u8 = 3;
 
 /// Tags of the root's range that belong to the volume and not to the tree of files: a clone of
 /// the root leaves them out.
@@ -238,9 +243,9 @@ pub(crate) fn root_record() -> Bytes {
 /// Ids of snapshots are below this one.
 pub(crate) const SNAPSHOT_IDS_MAX: u64 = 1 << 56;
 
-/// The bytes behind the index in each key of a snapshot.
-pub(crate) fn snapshot_base(id: u64) -> Bytes {
-    let mut base = vec![SNAPSHOT];
+/// The bytes behind the index in each key of the snapshot or base with this id.
+fn copy_base(kind: u8, id: u64) -> Bytes {
+    let mut base = vec![kind];
     base.extend((0..8).rev().map(|at| {
         let seven = (id >> (7 * at)) & 0x7f;
         0x80 | u8::try_from(seven).expect("seven bits")
@@ -248,14 +253,65 @@ pub(crate) fn snapshot_base(id: u64) -> Bytes {
     base.into()
 }
 
-/// The id of the snapshot that a key belongs to, and the key in the live tree.
-pub(crate) fn in_snapshot(key: &[u8]) -> Option<(u64, Bytes)> {
+/// The id of the snapshot or base that a key belongs to, and the key behind it.
+fn in_copy(kind: u8, key: &[u8]) -> Option<(u64, Bytes)> {
     let (index, rest) = key.split_first()?;
-    let (id, rest) = rest.strip_prefix(&[SNAPSHOT])?.split_first_chunk::<8>()?;
+    let (id, rest) = rest.strip_prefix(&[kind])?.split_first_chunk::<8>()?;
     let id = id
         .iter()
         .fold(0, |id, byte| id << 7 | u64::from(byte & 0x7f));
     Some((id, join(&[&[*index], rest])))
+}
+
+/// The bytes behind the index in each key of a snapshot.
+pub(crate) fn snapshot_base(id: u64) -> Bytes {
+    copy_base(SNAPSHOT, id)
+}
+
+/// The id of the snapshot that a key belongs to, and the key in the live tree.
+pub(crate) fn in_snapshot(key: &[u8]) -> Option<(u64, Bytes)> {
+    in_copy(SNAPSHOT, key)
+}
+
+/// The bytes behind the index in each key of the base of a fork. They take the place of the path
+/// of a directory in all functions here.
+pub(crate) fn fork_base(id: u64) -> Bytes {
+    copy_base(BASE, id)
+}
+
+/// The id of the fork to whose base a key belongs, and the key of the same part in the live tree if
+/// the fork were the root.
+pub(crate) fn in_fork_base(key: &[u8]) -> Option<(u64, Bytes)> {
+    in_copy(BASE, key)
+}
+
+/// All keys of all bases in an index.
+pub(crate) fn fork_bases(index: u8) -> Bytes {
+    join(&[&[index, BASE]])
+}
+
+/// Key of the record of the top of a base.
+pub(crate) fn fork_base_root(base: &[u8]) -> Bytes {
+    tagged(META, base, ROOT)
+}
+
+/// Prefix of the records of forks; number and generation of a top follow.
+pub(crate) fn fork_records() -> Bytes {
+    Bytes::from_static(&[META, REGISTRY, 3])
+}
+
+/// Key of the record of the fork with this top.
+pub(crate) fn fork_record(top: Identity) -> Bytes {
+    let mut key = fork_records().to_vec();
+    push_identity(&mut key, top);
+    key.into()
+}
+
+/// The identity of the top of a fork, from the key of the record.
+pub(crate) fn top_of_fork(key: &[u8]) -> Option<Identity> {
+    let mut rest = key.strip_prefix(&fork_records()[..])?;
+    let top = take_identity(&mut rest)?;
+    rest.is_empty().then_some(top)
 }
 
 /// All keys of all snapshots in an index.
@@ -822,6 +878,30 @@ mod tests {
     }
 
     #[test]
+    fn keys_of_forks_are_pinned() {
+        let base = fork_base(0x81);
+        assert_eq!(base[..], *b"\x03\x80\x80\x80\x80\x80\x80\x81\x81");
+        let file = block(&blocks(&child(&base, b"f")), 1);
+        let outside = block(&blocks(&child(b"", b"f")), 1);
+        assert_eq!(in_fork_base(&file), Some((0x81, outside.clone())));
+        assert_eq!(in_fork_base(&outside), None);
+        assert_eq!(in_snapshot(&file), None);
+        assert!(file.starts_with(&fork_bases(DATA)));
+        let root = [&[META], &base[..], b"\0\x0b"].concat();
+        assert_eq!(fork_base_root(&base)[..], root);
+        let top = Identity {
+            ino: Ino(300),
+            generation: 7,
+        };
+        let key = fork_record(top);
+        assert_eq!(key[..], *b"\x01\x02\x03\x02\x01\x2c\x01\x07");
+        assert_eq!(top_of_fork(&key), Some(top));
+        for other in [&key[..7], &[&key[..], &[0]].concat(), &snapshot_counts()] {
+            assert_eq!(top_of_fork(other), None, "{other:?}");
+        }
+    }
+
+    #[test]
     fn ranges_of_snapshots_have_everything_of_the_root_but_orphans() {
         let ranges = ranges_of_snapshots();
         let has = |key: &[u8]| {
@@ -853,6 +933,8 @@ mod tests {
             snapshots(META),
             snapshots(DATA),
             snapshot_records(),
+            fork_record(Identity::ROOT),
+            entry(&fork_base(3), b"f"),
         ];
         outside
             .iter()

@@ -2,6 +2,7 @@
 
 pub(crate) mod acl;
 pub(crate) mod blocks;
+pub(crate) mod fork;
 pub(crate) mod import;
 pub(crate) mod ino;
 pub(crate) mod keys;

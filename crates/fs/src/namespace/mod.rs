@@ -13,6 +13,7 @@ pub(crate) mod notes;
 pub(crate) mod number_reclaim;
 pub(crate) mod number_tables;
 pub(crate) mod numbers;
+pub(crate) mod paths;
 pub(crate) mod protection;
 pub(crate) mod resolve;
 pub(crate) mod slot_index;

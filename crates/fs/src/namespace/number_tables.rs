@@ -108,15 +108,33 @@ pub(crate) fn drop_pin(batch: &mut Batch, home: Identity, ino: Ino) {
 
 /// The stored block of a run of a directory.
 pub(crate) fn stored_block(tree: &Tree, dir: Identity, run: Run) -> Result<Option<Block>> {
-    let value = tree.get(&NumberKey::Block(dir, run).encode())?;
-    value.map(|value| read_block(&value)).transpose()
+    block_by(&|key| tree.get(key), dir, run)
 }
 
 /// First number and owner of the stored block that has this number. The owner may be gone.
 pub(crate) fn stored_owner(tree: &Tree, ino: Ino) -> Result<Option<(u64, (Identity, Run))>> {
+    owner_by(&|key| tree.get(key), ino)
+}
+
+/// The place of a pinned number.
+pub(crate) fn stored_pin(tree: &Tree, ino: Ino) -> Result<Option<(Identity, Slot)>> {
+    pin_by(&|key| tree.get(key), ino)
+}
+
+/// Reads the value of a key: of the tree, or of one moment.
+pub(crate) type Get<'a> = &'a dyn Fn(&[u8]) -> ramet_betree::Result<Option<Bytes>>;
+
+/// The stored block of a run, as `get` tells.
+pub(crate) fn block_by(get: Get<'_>, dir: Identity, run: Run) -> Result<Option<Block>> {
+    let value = get(&NumberKey::Block(dir, run).encode())?;
+    value.map(|value| read_block(&value)).transpose()
+}
+
+/// As [`stored_owner`], as `get` tells.
+pub(crate) fn owner_by(get: Get<'_>, ino: Ino) -> Result<Option<(u64, (Identity, Run))>> {
     for (class, len) in RUN_LENS.into_iter().enumerate() {
         let base = ino.0 & !(len - 1);
-        if let Some(value) = tree.get(&NumberKey::Owner(base).encode())? {
+        if let Some(value) = get(&NumberKey::Owner(base).encode())? {
             let owner = read_owner(&value)?;
             if owner.1.class() == class {
                 return Ok(Some((base, owner)));
@@ -126,8 +144,8 @@ pub(crate) fn stored_owner(tree: &Tree, ino: Ino) -> Result<Option<(u64, (Identi
     Ok(None)
 }
 
-/// The place of a pinned number.
-pub(crate) fn stored_pin(tree: &Tree, ino: Ino) -> Result<Option<(Identity, Slot)>> {
-    let value = tree.get(&NumberKey::Pinned(ino).encode())?;
+/// The place of a pinned number, as `get` tells.
+pub(crate) fn pin_by(get: Get<'_>, ino: Ino) -> Result<Option<(Identity, Slot)>> {
+    let value = get(&NumberKey::Pinned(ino).encode())?;
     value.map(|value| read_place(&value)).transpose()
 }

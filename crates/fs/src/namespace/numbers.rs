@@ -86,11 +86,19 @@ impl Counters {
 }
 
 /// Blocks that are in memory only.
-#[derive(Default)]
-pub(super) struct Unstored {
+#[derive(Clone, Default)]
+pub(crate) struct Unstored {
     pub(super) blocks: HashMap<(Identity, Run), Block>,
     /// The same by their first numbers.
     pub(super) owners: BTreeMap<u64, (Identity, Run)>,
+}
+
+impl Unstored {
+    /// First number and owner of the block that has this number.
+    pub(super) fn owner(&self, ino: Ino) -> Option<(u64, (Identity, Run))> {
+        let (base, owner) = self.owners.range(..=ino.0).next_back()?;
+        (ino.0 - base < owner.1.len()).then_some((*base, *owner))
+    }
 }
 
 /// The state of the tables that is in memory.
@@ -297,12 +305,14 @@ impl Numbers {
         }
         given.put_gaps(&mut batch);
         put_block(&mut batch, (dir, run), block);
+        given.put_generations(&mut batch);
         if failpoints::is_on(Fault::NumberBlockLost) {
             return Ok(block);
         }
         match self.tree.apply(batch).map_err(Error::from) {
             Ok(_) => {
                 given.note_gaps_stored();
+                given.note_generations_stored();
                 if !given.unstored.blocks.is_empty() {
                     self.store_some(given)?;
                 }
@@ -374,7 +384,9 @@ impl Numbers {
         given.put_gaps(&mut batch);
         let number = given.next_number.to_le_bytes().to_vec();
         batch.put(keys::counter(COUNTERS[1]), number);
+        given.put_generations(&mut batch);
         self.tree.apply(batch)?;
+        given.note_generations_stored();
         given.note_gaps_stored();
         for (base, owner) in some {
             given.unstored.owners.remove(&base);
@@ -396,12 +408,16 @@ impl Numbers {
         {
             return Ok(Some((dir, run.slot_of(base, ino))));
         }
-        let given = self.given.lock();
-        let unstored = given.unstored.owners.range(..=ino.0).next_back();
-        Ok(unstored.and_then(|(base, (dir, run))| {
-            let is_inside = ino.0 - base < run.len();
-            is_inside.then(|| (*dir, run.slot_of(*base, ino)))
-        }))
+        let unstored = self.given.lock().unstored.owner(ino);
+        Ok(unstored.map(|(base, (dir, run))| (dir, run.slot_of(base, ino))))
+    }
+
+    /// The blocks that are in memory only.
+    pub(crate) fn unstored(&self) -> Unstored {
+        match self.has_unstored.load(Ordering::Relaxed) {
+            true => self.given.lock().unstored.clone(),
+            false => Unstored::default(),
+        }
     }
 }
 
@@ -472,6 +488,19 @@ impl Given {
         for (class, base) in &self.gaps {
             batch.put(NumberKey::Free(*class, *base).encode(), "");
         }
+    }
+
+    /// Reserves the generations that were given while nothing could be reserved: blocks that have
+    /// them are about to be stored.
+    fn put_generations(&self, batch: &mut Batch) {
+        if self.next_generation > self.reserved_generations {
+            Counters::put_generation(batch, self.next_generation);
+        }
+    }
+
+    /// All generations that were given are reserved now.
+    fn note_generations_stored(&mut self) {
+        self.reserved_generations = self.reserved_generations.max(self.next_generation);
     }
 
     /// The table tells of all gaps now.

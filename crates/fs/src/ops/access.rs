@@ -75,6 +75,7 @@ impl Credentials {
 /// the file has setuid or setgid. With `None` the file keeps both.
 pub type Writer<'a> = Option<&'a dyn Fn() -> Credentials>;
 
+const READ: u32 = 4;
 const WRITE: u32 = 2;
 const SEARCH: u32 = 1;
 
@@ -143,6 +144,11 @@ impl Caller {
         }
     }
 
+    /// Whether it may look at everything that a user with this number owns.
+    pub(crate) fn may_see_all_of(&self, owner: u32) -> bool {
+        self.uid == owner || self.has(Capabilities::DAC_READ_SEARCH)
+    }
+
     /// Makes the owner of a new object one that the process may give it, by the rules of `cp -a`: a
     /// process that may not give files away keeps the group if it is in it. An object with another
     /// owner loses setuid, setgid and sticky.
@@ -178,6 +184,15 @@ impl Caller {
         dir: (&Arc<Inode>, &Record),
     ) -> Result<()> {
         self.may(namespace, dir, SEARCH)
+    }
+
+    /// Whether names in a directory, whose state is locked, may be listed and found.
+    pub(crate) fn may_list(
+        &self,
+        namespace: &Namespace,
+        dir: (&Arc<Inode>, &Record),
+    ) -> Result<()> {
+        self.may(namespace, dir, READ | SEARCH)
     }
 
     /// Whether entries of a directory, whose state is locked, may be added and removed.

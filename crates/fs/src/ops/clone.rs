@@ -5,7 +5,8 @@
 //! number follows from that slot, and those of all names below from its number, so that every number
 //! is new; none is given before it is shown. A directory becomes a clone root. A source
 //! that is a clone root carries the shared inodes of its hard links in its range. Below any other
-//! directory, link entries name shared inodes above it: `hard_links.rs` brings those along.
+//! directory, link entries name shared inodes above it: `hard_links.rs` brings those along. A fork is
+//! cloned to two places by one batch (`fork.rs`).
 
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_stat
 use crate::ops::access::Caller;
 use crate::ops::at::At;
 use crate::ops::contents::copy_contents;
+use crate::ops::fork_record::{Forking, Made, NewFork, prepare_identity};
 use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
 use crate::ops::invalidation::Invalidation;
 use crate::ops::removal::Removal;
@@ -58,6 +60,39 @@ impl CloneMode {
     }
 }
 
+/// The purpose of a clone.
+#[derive(Clone, Copy)]
+pub(crate) enum Purpose<'a> {
+    /// It is a clone and no more. The object that waits for its name, if there is one, becomes it.
+    Clone(CloneMode, Option<&'a StagedObject>),
+    /// It is a fork of a directory, which replaces nothing.
+    Fork(NewFork<'a>),
+}
+
+impl<'a> Purpose<'a> {
+    fn mode(self) -> CloneMode {
+        match self {
+            Self::Clone(mode, _) => mode,
+            Self::Fork(_) => CloneMode::New,
+        }
+    }
+
+    fn staged(self) -> Option<&'a StagedObject> {
+        match self {
+            Self::Clone(_, staged) => staged,
+            Self::Fork(_) => None,
+        }
+    }
+
+    /// Journal bytes that the ranges may take.
+    fn ranges_bytes(self) -> usize {
+        match self {
+            Self::Clone(..) => 8 * 4096,
+            Self::Fork(_) => 10 * 4096,
+        }
+    }
+}
+
 /// A clone that may go on: the states of all inodes that it changes are locked.
 struct Plan<'a> {
     source: &'a Arc<Inode>,
@@ -66,6 +101,7 @@ struct Plan<'a> {
     links: Option<&'a LinksBelow>,
     /// Indexes that the ranges of trees may have keys in.
     indexes: &'static [u8],
+    fork: Option<Forking>,
 }
 
 impl Trees {
@@ -92,7 +128,7 @@ impl Trees {
         name: &[u8],
         mode: CloneMode,
     ) -> Result<Vec<Invalidation>> {
-        self.clone_to(caller, source, (dir, name), mode, None)
+        self.copy_entry(caller, source, (dir, name), Purpose::Clone(mode, None))
     }
 
     /// The same with an object that waits for its name, and becomes the clone. It was staged for
@@ -108,39 +144,52 @@ impl Trees {
         (dir, name): (Ino, &[u8]),
         mode: CloneMode,
     ) -> Result<Vec<Invalidation>> {
-        self.clone_to(caller, source, (dir, name), mode, Some(staged))
+        self.copy_entry(
+            caller,
+            source,
+            (dir, name),
+            Purpose::Clone(mode, Some(staged)),
+        )
     }
 
-    fn clone_to(
+    /// Makes a copy for any purpose.
+    pub(super) fn copy_entry(
         &self,
         caller: &Caller,
         source: Ino,
         (dir, name): (Ino, &[u8]),
-        mode: CloneMode,
-        staged: Option<&StagedObject>,
+        purpose: Purpose<'_>,
     ) -> Result<Vec<Invalidation>> {
         check_name(name)?;
         let _reaped = self.deletes.reap_on_drop();
         let (source, dir) = (self.namespace.inode(source)?, self.namespace.dir(dir)?);
         let at = At { dir: &dir, name };
-        self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
+        let ranges_bytes = purpose.ranges_bytes();
+        self.namespace.tree.admit(RECORDS_BYTES + ranges_bytes)?;
         // Checked again under the locks. The check here keeps a caller without permission from
         // costing the tree work.
         caller.may_copy(&source.state.read())?;
         caller.may_change(&self.namespace, (&dir, &dir.state.read()))?;
         // The generation comes first: it may take a batch of its own, and a preparation holds until
         // the next batch.
+        let staged = purpose.staged();
         let birth = match staged {
             Some(staged) => staged.birth(),
             None => self.numbers.generation()?,
         };
         let copy = Destination { at, birth, staged };
+        if let Purpose::Fork(_) = purpose {
+            if !source.is_dir() {
+                return Err(Error::NotDirectory);
+            }
+            prepare_identity(&self.numbers, &dir)?;
+        }
         self.namespace.prepare_clone(&source)?;
         self.prepare_victim(&dir, name)?;
         prepare_links(&self.namespace, &source, true)?;
         // The links of a file are counted under the locks. To read the names takes longer.
         link_counts::attr(&self.namespace, &source)?;
-        let clone = |round| self.clone_now(caller, &source, copy, mode, round);
+        let clone = |round| self.clone_now(caller, &source, copy, purpose, round);
         let (stale, slot) = indexing(&self.namespace, &[&dir], || {
             self.namespace.until_applied(clone)
         })?;
@@ -166,12 +215,13 @@ impl Trees {
         caller: &Caller,
         source: &Arc<Inode>,
         copy: Destination<'_>,
-        mode: CloneMode,
+        purpose: Purpose<'_>,
         round: Round,
     ) -> Result<((Vec<Invalidation>, Slot), Seq)> {
         let (at, At { dir, name }) = (copy.at, copy.at);
         let _names = (dir.lock_names(), copy.lock_names());
         let found = self.namespace.find_slot(dir, name)?;
+        let mode = purpose.mode();
         mode.may_meet(found.as_ref().map(|found| &*found.inode))?;
         match &found {
             Some(found) => may_take_the_place_of(source, &found.inode)?,
@@ -199,15 +249,29 @@ impl Trees {
                 .may_lose_tree(&tx, (dir, victim))?,
             None => self.namespace.protections.may_gain_names(&tx, dir)?,
         }
+        let fork = match purpose {
+            Purpose::Clone(..) => None,
+            Purpose::Fork(new) => {
+                let made = Made {
+                    birth: copy.birth,
+                    time: self.times.now(),
+                    uid: caller.uid,
+                };
+                let from = (&*self.namespace.tree, &**source);
+                let fork = Forking::plan(&self.numbers, from, (&tx, dir), (new, made));
+                Some(fork?)
+            }
+        };
         let topology = self.namespace.topology.write();
-        let plan = Plan {
+        let mut plan = Plan {
             source,
             copy,
             victim: victim.as_ref(),
             links: links.as_ref(),
             indexes: self.namespace.unsettled.indexes(),
+            fork,
         };
-        let slot = self.carry_out(&mut tx, &topology, plan)?;
+        let slot = self.carry_out(&mut tx, &topology, &mut plan)?;
         let changed = (at, victim.as_ref());
         let (stale, seq) = self.apply_structure(tx, topology, changed, round)?;
         Ok(((stale, slot), seq))
@@ -218,7 +282,7 @@ impl Trees {
         &self,
         tx: &mut Transaction<'_>,
         topology: &Topology,
-        plan: Plan<'_>,
+        plan: &mut Plan<'_>,
     ) -> Result<Slot> {
         let from = topology.path(plan.source).map_err(gone_is_not_found)?;
         let dir = topology.dir_path(plan.copy.at.dir);
@@ -240,6 +304,10 @@ impl Trees {
             None => {}
         }
         let record = tx.get(plan.source).clone();
+        // The base comes first: the source may be all around the destination.
+        if let Some(base) = plan.fork.as_ref().and_then(Forking::base) {
+            plan.clone_ranges(tx, topology, &from, &base)?;
+        }
         if replaces_range {
             plan.clone_ranges(tx, topology, &from, &to)?;
             if let Some(victim) = plan.victim {
@@ -248,7 +316,11 @@ impl Trees {
         } else {
             copy_contents(tx, &record, &from, &to);
         }
-        let slot = plan.copy.put(tx, &dir, plan.record(record, now))?;
+        let record = plan.record(record, now);
+        let slot = plan.copy.put(tx, &dir, record.clone())?;
+        if let Some(fork) = plan.fork.take() {
+            fork.put(&mut tx.batch, &from, record);
+        }
         let parent = tx.edit(plan.copy.at.dir);
         (parent.mtime, parent.ctime) = (now, now);
         if plan.source.is_dir() {

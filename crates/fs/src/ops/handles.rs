@@ -45,7 +45,7 @@ impl Names {
 
     /// Finds the object with this number. A join of clone roots may move it meanwhile: then the way
     /// is searched again.
-    fn find_number(&self, ino: Ino) -> Result<Arc<Inode>> {
+    pub(super) fn find_number(&self, ino: Ino) -> Result<Arc<Inode>> {
         loop {
             let before = self.namespace.topology.read().generation;
             match self.try_number(ino) {

@@ -1,7 +1,7 @@
-//! Restoring: clones out of a snapshot of the volume.
+//! Restoring: clones out of a snapshot of the volume, or out of the base of a fork.
 //!
-//! The source is a file or a tree in a snapshot, which nothing changes, so that no lock is needed
-//! for it. All else is as with a clone within the live tree (`clone.rs`): one batch, a name with a
+//! The source is a file or a tree in a snapshot, or the top of a base. Nothing changes either, so
+//! that no lock is needed for it. All else is as with a clone within the live tree (`clone.rs`): one batch, a name with a
 //! new slot, and numbers that follow from it. Hard links below a directory that is no clone root
 //! are always handled as a whole (`hard_links.rs`).
 
@@ -11,7 +11,8 @@ use bytes::Bytes;
 use ramet_betree::{Batch, Seq, Snapshot, successor_of_prefix, window};
 
 use crate::error::{Error, Result, gone_is_not_found};
-use crate::format::ino::Ino;
+use crate::format::fork::ForkRecord;
+use crate::format::ino::{Identity, Ino};
 use crate::format::keys;
 use crate::format::name::check_name;
 use crate::format::note::Note;
@@ -23,6 +24,7 @@ use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_stat
 use crate::ops::access::Caller;
 use crate::ops::at::At;
 use crate::ops::clone::{CloneMode, are_of_one_kind};
+use crate::ops::fork_record::{next_identity, prepare_identity};
 use crate::ops::invalidation::Invalidation;
 use crate::ops::removal::Removal;
 use crate::ops::snapshots::Snapshots;
@@ -30,8 +32,8 @@ use crate::ops::staged::{Destination, StagedObject};
 use crate::ops::then::{Then, names_of};
 use crate::ops::trees::{Trees, Victim};
 
-/// A file or a tree in a snapshot.
-struct Source {
+/// A file or a tree in a snapshot, or the top of the base of a fork.
+pub(super) struct Source {
     then: Then,
     /// The bytes that keys of the snapshot have behind the index.
     base: Bytes,
@@ -42,7 +44,7 @@ struct Source {
 }
 
 impl Source {
-    fn find(tree: &Snapshot, base: Bytes, names: &[&[u8]]) -> Result<Self> {
+    pub(super) fn find(tree: &Snapshot, base: Bytes, names: &[&[u8]]) -> Result<Self> {
         let then = Then::find(tree, names)?.ok_or(Error::NotFound)?;
         let has_any = |prefix: Bytes| -> Result<bool> {
             let mut scan = tree.scan(&prefix, successor_of_prefix(&prefix).as_deref());
@@ -111,6 +113,36 @@ impl Source {
     }
 }
 
+/// The fork that a clone of its base replaces, and becomes.
+pub(super) struct Successor {
+    /// The top that is replaced.
+    pub(super) before: Identity,
+    /// Its record.
+    pub(super) fork: ForkRecord,
+    /// Id of the first snapshot that may have the new top.
+    pub(super) made_at: u64,
+}
+
+impl Successor {
+    /// Puts a record and a base of the new top. Those of the top before stay: a snapshot may have
+    /// that. `base` is the id of the new base.
+    fn put(&self, batch: &mut Batch, top: Identity, base: u64) {
+        if let Some(before) = self.fork.base.map(keys::fork_base) {
+            let after = keys::fork_base(base);
+            for index in keys::INDEXES {
+                batch.clone_prefix(keys::range(index, &before), keys::range(index, &after));
+            }
+        }
+        let record = ForkRecord {
+            base: self.fork.base.map(|_| base),
+            made_at: self.made_at,
+            gone_at: None,
+            ..self.fork.clone()
+        };
+        batch.put(keys::fork_record(top), record.encode());
+    }
+}
+
 impl Trees {
     /// Clones the file or tree that `path`, names joined by `/`, leads to in a snapshot to `name`
     /// in `dir`; `mode` says how an entry there is treated. Atomic, durable with the next sync.
@@ -170,11 +202,41 @@ impl Trees {
             None => self.numbers.generation()?,
         };
         let copy = Destination { at, birth, staged };
-        let restore = |round| self.restore_now(caller, &source, copy, mode, round);
-        let (stale, slot) = indexing(&self.namespace, &[&dir], || {
+        self.put_copy(caller, &source, copy, (mode, None))
+    }
+
+    /// Clones the base `source` to the name of the fork that it is of, which becomes `successor`.
+    pub(super) fn put_successor(
+        &self,
+        caller: &Caller,
+        source: &Source,
+        at: At<'_>,
+        successor: &Successor,
+    ) -> Result<Vec<Invalidation>> {
+        let _reaped = self.deletes.reap_on_drop();
+        let copy = Destination {
+            at,
+            birth: self.numbers.generation()?,
+            staged: None,
+        };
+        prepare_identity(&self.numbers, at.dir)?;
+        let mode = CloneMode::ReplaceOnly(successor.before.ino);
+        self.put_copy(caller, source, copy, (mode, Some(successor)))
+    }
+
+    fn put_copy(
+        &self,
+        caller: &Caller,
+        source: &Source,
+        copy: Destination<'_>,
+        how: (CloneMode, Option<&Successor>),
+    ) -> Result<Vec<Invalidation>> {
+        let dir = copy.at.dir;
+        let restore = |round| self.restore_now(caller, source, copy, how, round);
+        let (stale, slot) = indexing(&self.namespace, &[dir], || {
             self.namespace.until_applied(restore)
         })?;
-        self.namespace.took_slot(&dir, slot);
+        self.namespace.took_slot(dir, slot);
         Ok(stale)
     }
 
@@ -184,13 +246,17 @@ impl Trees {
         caller: &Caller,
         source: &Source,
         copy: Destination<'_>,
-        mode: CloneMode,
+        (mode, successor): (CloneMode, Option<&Successor>),
         round: Round,
     ) -> Result<((Vec<Invalidation>, Slot), Seq)> {
         let (at, At { dir, name }) = (copy.at, copy.at);
         let _names = (dir.lock_names(), copy.lock_names());
         let found = self.namespace.find_slot(dir, name)?;
         mode.may_meet(found.as_ref().map(|found| &*found.inode))?;
+        let is_there = |top| found.as_ref().is_some_and(|f| f.inode.identity() == top);
+        if successor.is_some_and(|successor| !is_there(successor.before)) {
+            return Err(Error::Stale);
+        }
         match &found {
             Some(found) => are_of_one_kind(source.is_dir(), found.inode.is_dir())?,
             None => self.deletes.free_name(dir, name)?,
@@ -211,6 +277,10 @@ impl Trees {
         let mut tx = Transaction::new(lock_states(&inodes));
         copy.may_be_named(source.then.record.kind())?;
         self.may_put(caller, &tx, dir, victim.as_ref())?;
+        if let Some(successor) = successor {
+            let top = next_identity(&self.numbers, (dir, tx.get(dir)), copy.birth)?;
+            successor.put(&mut tx.batch, top, copy.birth);
+        }
         let topology = self.namespace.topology.write();
         let dir_path = topology.dir_path(dir).map_err(gone_is_not_found)?;
         let removal = Removal {

@@ -27,6 +27,7 @@ use crate::ops::access::Caller;
 use crate::ops::at::At;
 use crate::ops::contents::delete_ranges;
 use crate::ops::deferred_delete::DeferredDeletes;
+use crate::ops::fork_record::{NO_FORK, delete_fork, stored_fork};
 use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
 use crate::ops::invalidation::Invalidation;
 use crate::ops::removal::Removal;
@@ -42,6 +43,17 @@ pub struct Trees {
     pub(super) numbers: Arc<Numbers>,
     pub(super) times: Arc<Times>,
     pub(super) deletes: Arc<DeferredDeletes>,
+}
+
+/// The object that a removal is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Removed {
+    /// Any of that name.
+    Any,
+    /// The one with this number.
+    Only(Ino),
+    /// The fork with this number, with base and record.
+    Fork(Ino),
 }
 
 /// An object that is removed or replaced with everything below it.
@@ -76,7 +88,7 @@ impl Trees {
     /// # Errors
     /// `NotFound`, `Access`, `NotPermitted`, and those of the tree.
     pub fn remove_tree(&self, caller: &Caller, dir: Ino, name: &[u8]) -> Result<Vec<Invalidation>> {
-        self.remove(caller, (dir, name), None)
+        self.remove(caller, (dir, name), Removed::Any)
     }
 
     /// The same for this object alone, to which the caller has a reference by a lookup.
@@ -89,14 +101,15 @@ impl Trees {
         victim: Ino,
         (dir, name): (Ino, &[u8]),
     ) -> Result<Vec<Invalidation>> {
-        self.remove(caller, (dir, name), Some(victim))
+        self.remove(caller, (dir, name), Removed::Only(victim))
     }
 
-    fn remove(
+    /// The same for the object that `what` says.
+    pub(super) fn remove(
         &self,
         caller: &Caller,
         (dir, name): (Ino, &[u8]),
-        only: Option<Ino>,
+        what: Removed,
     ) -> Result<Vec<Invalidation>> {
         check_name(name)?;
         let _reaped = self.deletes.reap_on_drop();
@@ -111,23 +124,28 @@ impl Trees {
         // The links of a file are counted under the locks. To read the names takes longer.
         link_counts::attr(&self.namespace, &victim)?;
         self.namespace
-            .until_applied(|round| self.remove_now(caller, (at, only), round))
+            .until_applied(|round| self.remove_now(caller, (at, what), round))
     }
 
     /// Removes the tree, if it has not to wait.
     fn remove_now(
         &self,
         caller: &Caller,
-        (at, only): (At<'_>, Option<Ino>),
+        (at, what): (At<'_>, Removed),
         round: Round,
     ) -> Result<(Vec<Invalidation>, Seq)> {
         let At { dir, name } = at;
         let _names = dir.lock_names();
         let found = self.namespace.find_slot(dir, name)?;
         let found = found.ok_or(Error::NotFound)?;
-        if only.is_some_and(|only| only != found.inode.ino) {
-            return Err(Error::Stale);
-        }
+        let top = found.inode.identity();
+        let fork = match what {
+            Removed::Only(only) | Removed::Fork(only) if only != top.ino => {
+                return Err(Error::Stale);
+            }
+            Removed::Any | Removed::Only(_) => None,
+            Removed::Fork(_) => Some(stored_fork(&self.namespace.tree, top)?.ok_or(NO_FORK)?),
+        };
         let _links = self.namespace.links.write();
         let victim = Victim::of(&self.namespace, found)?;
         let mut inodes = vec![dir];
@@ -158,6 +176,9 @@ impl Trees {
             tx.batch.delete(keys::entry(&dir_path, name));
         } else {
             removal.name(&mut tx, at, &victim.found())?;
+        }
+        if let Some(fork) = fork {
+            delete_fork(&mut tx.batch, top, &fork);
         }
         self.apply_structure(tx, topology, (at, Some(&victim)), round)
     }

@@ -34,8 +34,13 @@
 //! - F16 Snapshots have records with names, ids below the next one, each once, and keys below no
 //!   other id; their count is right.
 //!
+//! - F18 Forks have records whose ids, and those of their bases, are below the volume's counter of
+//!   generations. Each base that a record tells of exists, in one record, and no other base does.
+//!
 //! F5 and F13 to F15 are in `check_numbers.rs`, F16 is in `check_snapshots.rs`, F17 is in
-//! `check_notes.rs`. All but F16 holds in each snapshot as well.
+//! `check_notes.rs`, F18 is in `check_forks.rs`. All but F16 and F18 holds in each snapshot as
+//! well. In the base of a fork, which has no tables of the volume, all holds but these and F5, F12,
+//! F14 and F15.
 //!
 //! The check remembers every inode, some hundred bytes for each, and a bit for each block of one
 //! sparse file.
@@ -273,9 +278,9 @@ impl Scan {
         }
     }
 
-    /// Compares the records, link entries and deleted entries with each other. `counters` are those
-    /// of the volume.
-    fn compare(&mut self, counters: Counters) {
+    /// Compares the records, link entries and deleted entries with each other, and with the tables
+    /// of the volume if they are here. `counters` are those of the volume.
+    fn compare(&mut self, counters: Counters, has_tables: bool) {
         let mut findings = Findings::default();
         self.compare_homes(&mut findings);
         self.compare_directories(&mut findings);
@@ -284,9 +289,11 @@ impl Scan {
         self.compare_deleted(&mut findings);
         self.compare_xattrs(&mut findings);
         self.compare_lists(&mut findings);
-        self.compare_protected(&self.identities(), &mut findings);
         self.compare_slots(&mut findings);
-        self.compare_numbers(counters, &mut findings);
+        if has_tables {
+            self.compare_protected(&self.identities(), &mut findings);
+            self.compare_numbers(counters, &mut findings);
+        }
         self.findings.append(&mut findings.0);
     }
 
@@ -643,6 +650,18 @@ impl Scan {
 /// # Errors
 /// Those of the tree. A violated invariant is a finding, not an error.
 pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>> {
+    check_with(tree, None)
+}
+
+/// Checks the base of a fork in its window. `counters` are those of the volume.
+///
+/// # Errors
+/// As [`check`].
+pub(super) fn check_base(base: &Tree, counters: Counters) -> Result<Vec<Finding>> {
+    check_with(base, Some(counters))
+}
+
+fn check_with(tree: &Tree, of_volume: Option<Counters>) -> Result<Vec<Finding>> {
     let snapshot = tree.snapshot();
     let mut scan = Scan::default();
     for item in entries(&snapshot, keys::META) {
@@ -659,7 +678,12 @@ pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>> {
             detail: format!("{} is missing", ROOT_INO.0),
         });
     }
-    scan.compare(Counters::read(tree)?);
+    let has_tables = of_volume.is_none();
+    let counters = match of_volume {
+        Some(counters) => counters,
+        None => Counters::read(tree)?,
+    };
+    scan.compare(counters, has_tables);
     let mut file = None;
     for item in entries(&snapshot, keys::DATA) {
         let (key, value) = item?;

@@ -21,6 +21,7 @@
 //! | 13 | [`PUBLISH`] | in and out | [`PublishRequest`], answered by [`ImportCounts`] |
 //! | 14 | [`SNAPSHOT`] | in and out | [`SnapshotRequest`](crate::SnapshotRequest), answered by a [`SnapshotReply`](crate::SnapshotReply) |
 //! | 15 | [`STAGE`] | in and out | [`StageRequest`](crate::StageRequest), answered by a [`StageReply`](crate::StageReply) |
+//! | 16 | [`FORK`] | in and out | [`ForkRequest`](crate::ForkRequest), answered by a [`ForkReply`](crate::ForkReply) |
 //!
 //! The kernel checks no permission for an ioctl; the daemon does, see
 //! [`crate::Trees::clone_entry`].
@@ -108,6 +109,9 @@ pub const SNAPSHOT: u32 = number(DIR_IN | DIR_OUT, 14, STAT_BYTES);
 /// Stages a change of a name in the directory the call is made on, which rename(2) then makes.
 /// Request and answer are JSON behind its length, as in the answer to [`STAT`].
 pub const STAGE: u32 = number(DIR_IN | DIR_OUT, 15, STAGE_BYTES);
+/// Makes, removes, resets and tells forks. Request and answer are JSON behind its length, as in the
+/// answer to [`STAT`].
+pub const FORK: u32 = number(DIR_IN | DIR_OUT, 16, STAT_BYTES);
 /// Size of a request and of an answer of [`STAGE`].
 pub const STAGE_BYTES: usize = STAT_BYTES;
 /// Size of a request and of an answer of [`PUBLISH`].

@@ -1,4 +1,4 @@
-//! Tools for a volume that is open: compare, measure, scrub, check.
+//! Tools for a volume that is open: compare, measure, scrub, check, and its forks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,11 +10,14 @@ use ramet_block::Held;
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
 use crate::format::keys;
+use crate::namespace::numbers::Numbers;
 use crate::namespace::resolve::Namespace;
+use crate::ops::forks::Forks;
 use crate::ops::invalidation::Invalidation;
 use crate::ops::settle::Settling;
 use crate::ops::snapshots::Snapshots;
 use crate::tools::check::Finding;
+use crate::tools::check_forks::check_forks;
 use crate::tools::check_snapshots::check_all;
 use crate::tools::control::DiffPages;
 use crate::tools::diff::{self, Difference, Found};
@@ -25,6 +28,7 @@ use crate::tools::scrub::{ScrubPage, Scrubbing};
 pub struct Controls {
     namespace: Arc<Namespace>,
     settling: Arc<Settling>,
+    forks: Forks,
 }
 
 /// Control calls with several answers that are under way.
@@ -45,11 +49,22 @@ impl ControlState {
 }
 
 impl Controls {
-    pub(crate) fn new(namespace: &Arc<Namespace>, settling: &Arc<Settling>) -> Self {
+    pub(crate) fn new(
+        namespace: &Arc<Namespace>,
+        settling: &Arc<Settling>,
+        numbers: &Arc<Numbers>,
+    ) -> Self {
         Self {
             namespace: Arc::clone(namespace),
             settling: Arc::clone(settling),
+            forks: Forks::new(namespace, numbers),
         }
+    }
+
+    /// Forks and their bases.
+    #[must_use]
+    pub fn forks(&self) -> &Forks {
+        &self.forks
     }
 
     /// The names that differ between the trees of two directories, in the order of directories
@@ -152,12 +167,14 @@ impl Controls {
         self.settling.tell_by(Arc::new(tell));
     }
 
-    /// Checks every invariant of the file system, and in each snapshot of the volume. Files that are
-    /// unlinked and open are left out.
+    /// Checks every invariant of the file system, and in each snapshot of the volume and the base of
+    /// each fork. Files that are unlinked and open are left out.
     ///
     /// # Errors
     /// Those of the tree. A violated invariant is a finding, not an error.
     pub fn check(&self) -> Result<Vec<Finding>> {
-        check_all(&self.namespace.tree)
+        let mut findings = check_all(&self.namespace.tree)?;
+        findings.extend(check_forks(&self.namespace.tree)?);
+        Ok(findings)
     }
 }

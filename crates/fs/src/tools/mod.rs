@@ -1,6 +1,7 @@
 //! Tools for a whole volume, and the ioctls that ask for them.
 
 pub(crate) mod check;
+mod check_forks;
 mod check_notes;
 mod check_numbers;
 mod check_snapshots;
@@ -10,6 +11,7 @@ pub mod control;
 pub(crate) mod controls;
 pub(crate) mod diff;
 pub mod fence;
+pub(crate) mod fork_calls;
 pub(crate) mod history;
 pub(crate) mod mkfs;
 pub(crate) mod scrub;

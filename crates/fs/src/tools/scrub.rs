@@ -114,6 +114,10 @@ fn readable(key: &[u8]) -> (String, Option<u64>) {
         let (path, block) = readable(&key);
         return (format!("{path} of snapshot {id}"), block);
     }
+    if let Some((id, key)) = keys::in_fork_base(key) {
+        let (path, block) = readable(&key);
+        return (format!("{path} of base {id} of a fork"), block);
+    }
     let mut path = String::new();
     let mut rest = key.get(1..).unwrap_or_default();
     let mut block = None;

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use ramet_fs::control::{
-    CHECKPOINT, CLONE, CloneRequest, DIFF, DIFF_START, DiffRequest, FAILED_WRITE_BACKS, GROW,
+    CHECKPOINT, CLONE, CloneRequest, DIFF, DIFF_START, DiffRequest, FAILED_WRITE_BACKS, FORK, GROW,
     IMPORT, NameRequest, PUBLISH, PublishRequest, REMOVE, SCRUB, SCRUB_START, SNAPSHOT, SOURCE,
     STAGE, STAT, SYNC, ScrubRequest, USAGE, decode_stat_reply, encode_import_counts,
     encode_source_reply, encode_stat_reply, encode_usage,
 };
 use ramet_fs::{
-    Caller, Capabilities, CloneMode, ControlState, Error, Ino, Invalidation, Result, SnapshotReply,
-    SnapshotRequest, StageRequest, Volume, answer_snapshots,
+    Caller, Capabilities, CloneMode, ControlState, Error, ForkReply, ForkRequest, Ino,
+    Invalidation, NewFork, Result, SnapshotReply, SnapshotRequest, StageRequest, Volume,
+    answer_forks, answer_snapshots,
 };
 
 use rustix::io::Errno;
@@ -37,6 +38,7 @@ pub(crate) enum Call {
     Import,
     Publish(PublishRequest),
     Snapshot(SnapshotRequest),
+    Fork(ForkRequest),
     /// Stage a change: [`ControlCalls`](crate::server::control_calls::ControlCalls) does.
     Stage(StageRequest),
 }
@@ -88,6 +90,11 @@ impl Call {
                     .map(Self::Snapshot)
                     .map_err(|_| Error::Invalid("a request about snapshots"))
             }),
+            FORK => decode_stat_reply(bytes).and_then(|json| {
+                serde_json::from_str(json)
+                    .map(Self::Fork)
+                    .map_err(|_| Error::Invalid("a request about forks"))
+            }),
             STAGE => decode_stat_reply(bytes).and_then(|json| {
                 serde_json::from_str(json)
                     .map(Self::Stage)
@@ -104,8 +111,11 @@ impl Call {
             | Self::Remove(_)
             | Self::Publish(_)
             | Self::Stage(_)
-            | Self::Snapshot(SnapshotRequest::Restore { .. }) => Pace::Structural,
-            Self::Snapshot(_) => Pace::Waits,
+            | Self::Snapshot(SnapshotRequest::Restore { .. })
+            | Self::Fork(
+                ForkRequest::Make { .. } | ForkRequest::Drop { .. } | ForkRequest::Reset { .. },
+            ) => Pace::Structural,
+            Self::Snapshot(_) | Self::Fork(_) => Pace::Waits,
             Self::Sync
             | Self::Checkpoint
             | Self::Diff(_)
@@ -120,6 +130,7 @@ impl Call {
     pub(crate) fn removes(&self) -> Option<&[u8]> {
         match self {
             Self::Remove(request) => Some(&request.name),
+            Self::Fork(ForkRequest::Drop { name, .. }) => Some(name),
             _ => None,
         }
     }
@@ -168,10 +179,7 @@ impl Call {
             }
             Self::Sync => volume.sync_all()?,
             Self::Checkpoint => volume.checkpoint()?,
-            Self::Grow(bytes) => {
-                owns_volume(caller)?;
-                volume.grow(*bytes)?;
-            }
+            Self::Grow(bytes) => grow(volume, caller, *bytes)?,
             Self::Diff(request) => {
                 owns_volume(caller)?;
                 let starts = request.flags & DIFF_START != 0;
@@ -199,6 +207,9 @@ impl Call {
                 (stale, data) = snapshot_reply(volume, request, (dir, state), caller)?;
             }
             Self::Stage(_) => return Err(Error::Unsupported),
+            Self::Fork(request) => {
+                (stale, data) = fork_reply(volume, tokens, (dir, request), caller)?;
+            }
             Self::Usage => data = encode_usage(&volume.controls().usage(dir)?),
             Self::Stat => data = stat_reply(volume, counts, prefetch)?,
             Self::Scrub(request) => {
@@ -212,6 +223,49 @@ impl Call {
         }
         Ok((stale, data))
     }
+}
+
+/// Makes the volume longer.
+fn grow(volume: &Volume, caller: &Caller, bytes: u64) -> Result<()> {
+    owns_volume(caller)?;
+    volume.grow(bytes)
+}
+
+/// The answer to a request about forks, with the invalidations that the kernel needs.
+fn fork_reply(
+    volume: &Volume,
+    tokens: &CloneTokens,
+    (dir, request): (Ino, &ForkRequest),
+    caller: &Caller,
+) -> Result<(Vec<Invalidation>, Vec<u8>)> {
+    let (mut stale, mut reply) = (Vec::new(), ForkReply::default());
+    let trees = volume.trees();
+    match request {
+        ForkRequest::Make {
+            source,
+            name,
+            note,
+            base,
+        } => {
+            let source = tokens.redeem(caller, *source)?;
+            let new = NewFork {
+                note,
+                has_base: *base,
+            };
+            stale = trees.fork(caller, source.ino, (dir, name), new)?;
+        }
+        ForkRequest::Drop { name, top } => {
+            stale = trees.drop_fork(caller, (dir, name), Ino(*top))?;
+        }
+        ForkRequest::Reset { name, top } => {
+            stale = trees.reset_fork(caller, (dir, name), Ino(*top))?;
+        }
+        request => {
+            let forks = volume.controls().forks();
+            reply = answer_forks(forks, (volume.names(), caller), dir, request)?;
+        }
+    }
+    Ok((stale, encode_json(serde_json::to_string(&reply))?))
 }
 
 /// The answer to a request about snapshots, with the invalidations that the kernel needs.

@@ -1,0 +1,263 @@
+//! `ramet fork`, `ramet drop` and `ramet reset`.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use ramet_fs::{ForkRequest, check_note};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use serde_json::json;
+
+use crate::args;
+use crate::control::{
+    Root, Seen, Target, clone_refusal, ends_with_slash, mounted, must_share_mount,
+    refuse_if_mounted_on, refuse_if_read_only, removal_refusal,
+};
+use crate::failure::{Failure, Outcome, status};
+use crate::in_use::{self, Users};
+use crate::output::{complain, say};
+use crate::resolve;
+
+/// Most names that are tried for a fork without one.
+const NAMES_MAX: u64 = 1_000_000;
+
+/// Makes the forks of a command.
+struct Forking<'a> {
+    args: &'a args::Fork,
+    source: Seen,
+    target: Target,
+}
+
+impl Forking<'_> {
+    /// Whether the target's directory has an entry of this name.
+    fn is_taken(&self, name: &OsStr) -> Outcome<bool> {
+        match self.target.root.look_at(name) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(e) => Err(Failure::system(&self.target.path.with_file_name(name), e)),
+        }
+    }
+
+    /// Makes the fork `name`. The answer is its path, or none if that name is taken.
+    fn make(&self, name: &OsStr) -> Outcome<Option<PathBuf>> {
+        let target = Target {
+            root: self
+                .target
+                .root
+                .again()
+                .map_err(|e| mounted(&self.target.path, e))?,
+            name: name.to_owned(),
+            path: self.target.path.with_file_name(name),
+        };
+        let src = &self.args.src;
+        let request = ForkRequest::Make {
+            source: self.source.token(src)?,
+            name: name.as_bytes().to_vec(),
+            note: self.args.note.clone(),
+            base: !self.args.no_base,
+        };
+        match target.root.ask_forks(&request) {
+            Ok(_) => Ok(Some(target.path)),
+            Err(Errno::EXIST) => Ok(None),
+            Err(e) => Err(clone_refusal((src, &self.source), &target, e)),
+        }
+    }
+
+    /// Makes the forks with these names, all of which must be free. `each` gets their paths.
+    fn make_named(&self, names: &[OsString], each: &mut dyn FnMut(PathBuf) -> Outcome) -> Outcome {
+        let exists = |name: &OsStr| {
+            let path = self.target.path.with_file_name(name);
+            Failure::at(&path, "already exists: a fork replaces nothing")
+        };
+        for name in names {
+            if self.is_taken(name)? {
+                return Err(exists(name));
+            }
+        }
+        for name in names {
+            each(self.make(name)?.ok_or_else(|| exists(name))?)?;
+        }
+        Ok(())
+    }
+
+    /// Makes so many forks with the first free names of the form `SRC-fork-K`.
+    fn make_numbered(&self, count: u32, each: &mut dyn FnMut(PathBuf) -> Outcome) -> Outcome {
+        let mut number = 0;
+        for _ in 0..count {
+            let path = loop {
+                number += 1;
+                if number > NAMES_MAX {
+                    return Err(Failure::at(&self.target.path, "no name is free"));
+                }
+                let name = numbered(&self.target.name, &format!("-fork-{number}"));
+                if !self.is_taken(&name)?
+                    && let Some(path) = self.make(&name)?
+                {
+                    break path;
+                }
+            };
+            each(path)?;
+        }
+        Ok(())
+    }
+}
+
+fn numbered(name: &OsStr, tail: &str) -> OsString {
+    let mut name = name.to_owned();
+    name.push(tail);
+    name
+}
+
+pub fn run(args: &args::Fork) -> Outcome {
+    if check_note(&args.note).is_err() {
+        let why = "a note has up to 255 bytes of text without control characters";
+        return Err(Failure::new(why));
+    }
+    let source = Seen::at(&args.src)?;
+    if !source.is_dir() {
+        let why = "is no directory: 'ramet clone' copies a file";
+        return Err(Failure::at(&args.src, why));
+    }
+    let target = match &args.name {
+        Some(name) => Target::of(&args.src, name)?,
+        None => {
+            let Some(name) = args.src.file_name() else {
+                let why = "has no name of its own: name the fork";
+                return Err(Failure::at(&args.src, why));
+            };
+            Target::of(&args.src, &args.src.with_file_name(name))?
+        }
+    };
+    must_share_mount((&args.src, &source), &target)?;
+    refuse_if_read_only(&target.root, &target.path)?;
+    let root = &target.root;
+    root.write_back().map_err(|e| mounted(&target.path, e))?;
+    let forking = Forking {
+        args,
+        source,
+        target,
+    };
+    let mut made = Vec::new();
+    let mut each = |path: PathBuf| match args.json {
+        true => {
+            made.push(json!({ "path": path.to_string_lossy() }));
+            Ok(())
+        }
+        false => say!("{}", path.display()),
+    };
+    let name = &forking.target.name;
+    let done = match (&args.name, args.count) {
+        (Some(_), None) => forking.make_named(std::slice::from_ref(name), &mut each),
+        (Some(_), Some(count)) => {
+            let names: Vec<_> = (1..=count)
+                .map(|n| numbered(name, &format!("-{n}")))
+                .collect();
+            forking.make_named(&names, &mut each)
+        }
+        (None, count) => forking.make_numbered(count.unwrap_or(1), &mut each),
+    };
+    if args.json {
+        say!("{:#}", serde_json::Value::from(made))?;
+    }
+    done
+}
+
+/// A fork by its path.
+struct Named<'a> {
+    path: &'a Path,
+    seen: Seen,
+    root: Root,
+    name: OsString,
+}
+
+impl<'a> Named<'a> {
+    /// The object at `path`, which may be changed there.
+    fn at(path: &'a Path) -> Outcome<Named<'a>> {
+        let seen = Seen::of_entry(resolve::entry(path)?, path)?;
+        if ends_with_slash(path) && !seen.is_dir() {
+            return Err(Failure::system(path, Errno::NOTDIR));
+        }
+        let entry = seen.entry.as_ref().expect("made of an entry");
+        let root = Root(resolve::readable(&entry.dir).map_err(|e| Failure::system(path, e))?);
+        let name = entry.name.clone();
+        refuse_if_read_only(&root, path)?;
+        refuse_if_mounted_on(&root, &name, path)?;
+        Ok(Named {
+            path,
+            seen,
+            root,
+            name,
+        })
+    }
+
+    fn name(&self) -> Vec<u8> {
+        self.name.as_bytes().to_vec()
+    }
+
+    /// Refuses a fork that a process uses.
+    fn must_be_unused(&self, users: &Users) -> Outcome {
+        let within = in_use::of_fork(&self.root, (&self.name, self.seen.stat.st_ino), users);
+        let within = within.map_err(|e| self.refusal(e))?;
+        let Some(first) = within.first() else {
+            return Ok(());
+        };
+        let more = match within.len() {
+            1 => String::new(),
+            len => format!(" and {} more", len - 1),
+        };
+        let why = format!("in use by {first}{more}: --force goes on all the same");
+        Err(Failure::at(self.path, why))
+    }
+
+    /// The reason of a refusal.
+    fn refusal(&self, e: Errno) -> Failure {
+        match e {
+            Errno::INVAL => Failure::at(self.path, "is no fork: 'ramet rm' removes it"),
+            Errno::STALE => Failure::at(self.path, "another object took its place meanwhile"),
+            Errno::NODATA => Failure::at(self.path, "has no base: it was made with --no-base"),
+            Errno::PERM if ![0, self.seen.stat.st_uid].contains(&geteuid().as_raw()) => {
+                Failure::at(self.path, "only its owner or root may drop or reset it")
+            }
+            e => removal_refusal(self.path, geteuid().as_raw(), &self.seen.stat, e),
+        }
+    }
+}
+
+/// Drops each fork, and goes on after one that cannot be dropped.
+pub fn drop_all(args: &args::Drop) -> Outcome<u8> {
+    let mut status = 0;
+    for path in &args.forks {
+        if let Err(failure) = drop_one(path, args.force) {
+            complain(&failure);
+            status = status::FAILED;
+        }
+    }
+    Ok(status)
+}
+
+fn drop_one(path: &Path, is_forced: bool) -> Outcome {
+    let fork = Named::at(path)?;
+    if !is_forced {
+        fork.must_be_unused(&Users::of(fork.seen.stat.st_dev))?;
+    }
+    let request = ForkRequest::Drop {
+        name: fork.name(),
+        top: fork.seen.stat.st_ino,
+    };
+    fork.root.ask_forks(&request).map_err(|e| fork.refusal(e))?;
+    Ok(())
+}
+
+pub fn reset(args: &args::Reset) -> Outcome {
+    let fork = Named::at(&args.fork)?;
+    if !args.force {
+        fork.must_be_unused(&Users::of(fork.seen.stat.st_dev))?;
+    }
+    let request = ForkRequest::Reset {
+        name: fork.name(),
+        top: fork.seen.stat.st_ino,
+    };
+    fork.root.ask_forks(&request).map_err(|e| fork.refusal(e))?;
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! Forks: clones of directories that know their origin, and the state that they began with.
+//!
+//! A fork is a clone (`clone.rs`), a *record*, and as a rule a *base*: a second clone of the source
+//! to a key range of its own, outside of the root's range, in which the source is the root. Nothing
+//! changes a base, and no name and no clone leads to it. All three are one batch. So is a removal
+//! with base and record, and a reset, which puts a clone of the base in the place of the fork.
+//!
+//! The key of the record has the identity of the top of the fork. Renames keep that, so none of
+//! them touches the record. A reset makes another top, with a record and a base of its own: a
+//! snapshot of the volume may have the top before, and a rollback would bring that back. A fork
+//! that was removed in another way than by [`Trees::drop_fork`] leaves its record and base behind,
+//! and so does a reset: `forks.rs` collects them.
+
+use ramet_betree::window;
+
+use crate::error::{Error, Result};
+use crate::format::fork::check_note;
+use crate::format::ino::Ino;
+use crate::format::keys;
+use crate::format::name::check_name;
+use crate::namespace::transaction::RECORDS_BYTES;
+use crate::ops::access::Caller;
+use crate::ops::at::At;
+use crate::ops::clone::Purpose;
+use crate::ops::fork_record::{NO_FORK, NewFork, first_with, stored_fork};
+use crate::ops::invalidation::Invalidation;
+use crate::ops::restore::{Source, Successor};
+use crate::ops::trees::{Removed, Trees};
+
+impl Trees {
+    /// Clones the directory `source` to `name` in `dir`, as [`Trees::clone_entry`] does where
+    /// nothing is replaced, and remembers where it came from. Atomic, durable with the next sync.
+    ///
+    /// # Errors
+    /// Those of [`Trees::clone_entry`]; `NotDirectory` for any other source; `NameTooLong` and
+    /// `Invalid` for the note.
+    pub fn fork(
+        &self,
+        caller: &Caller,
+        source: Ino,
+        (dir, name): (Ino, &[u8]),
+        new: NewFork<'_>,
+    ) -> Result<Vec<Invalidation>> {
+        check_note(new.note)?;
+        self.copy_entry(caller, source, (dir, name), Purpose::Fork(new))
+    }
+
+    /// Removes the fork `name` in `dir`, which has the number `top`, as [`Trees::remove_tree`]
+    /// does, with base and record. Atomic, durable with the next sync.
+    ///
+    /// # Errors
+    /// Those of [`Trees::remove_tree`]; `Stale` when another object has the name, `Invalid` for an
+    /// object that is no fork.
+    pub fn drop_fork(
+        &self,
+        caller: &Caller,
+        (dir, name): (Ino, &[u8]),
+        top: Ino,
+    ) -> Result<Vec<Invalidation>> {
+        self.remove(caller, (dir, name), Removed::Fork(top))
+    }
+
+    /// Puts a clone of the base of the fork `name` in `dir`, which has the number `number`, in the
+    /// place of the fork. It is the same fork, with a clone of the base. Atomic, durable with the
+    /// next sync.
+    ///
+    /// # Errors
+    /// Those of [`Trees::clone_entry`] where it replaces a directory; `Invalid` for an object that
+    /// is no fork, `NoAttribute` for a fork without a base, `Stale` when another object has
+    /// the name.
+    pub fn reset_fork(
+        &self,
+        caller: &Caller,
+        (dir, name): (Ino, &[u8]),
+        number: Ino,
+    ) -> Result<Vec<Invalidation>> {
+        check_name(name)?;
+        let dir = self.namespace.dir(dir)?;
+        let at = At { dir: &dir, name };
+        let top = {
+            let _names = dir.names.read();
+            self.namespace.find(&dir, name)?.ok_or(Error::NotFound)?
+        };
+        if top.ino != number {
+            return Err(Error::Stale);
+        }
+        let tree = &self.namespace.tree;
+        let fork = stored_fork(tree, top.identity())?.ok_or(NO_FORK)?;
+        let base = keys::fork_base(fork.base.ok_or(Error::NoAttribute)?);
+        let source = Source::find(&window(tree, base.clone()).snapshot(), base, &[]);
+        // The fork and its base were dropped meanwhile.
+        let source = source.map_err(|error| match error {
+            Error::Corrupt { .. }
+                if stored_fork(tree, top.identity()).is_ok_and(|f| f.is_none()) =>
+            {
+                Error::Stale
+            }
+            error => error,
+        })?;
+        tree.admit(RECORDS_BYTES + 10 * 4096)?;
+        let successor = Successor {
+            before: top.identity(),
+            fork,
+            made_at: first_with(tree)?,
+        };
+        self.put_successor(caller, &source, at, &successor)
+    }
+}

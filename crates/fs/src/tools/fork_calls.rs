@@ -1,0 +1,291 @@
+//! The control call about forks ([`crate::control::FORK`]): requests and answers, which the caller
+//! and the daemon exchange as JSON.
+//!
+//! Paths are bytes. In JSON they are text with a character below 256 for each byte.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::format::ino::Ino;
+use crate::format::record::Time;
+use crate::ops::access::Caller;
+use crate::ops::forks::{ForkEntry, Forks};
+use crate::ops::names::Names;
+use crate::ops::snapshots::utc;
+use crate::tools::control::STAT_BYTES;
+use crate::tools::diff::diff_then;
+
+/// A request about forks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum ForkRequest {
+    /// Fork a directory to a name in the directory that the call is made on.
+    Make {
+        /// Token of the source, the answer to [`SOURCE`](crate::control::SOURCE).
+        source: u64,
+        /// Name of the fork.
+        name: Vec<u8>,
+        /// Text of the user.
+        note: String,
+        /// Keep the state that the fork begins with.
+        base: bool,
+    },
+    /// Remove a fork in the directory that the call is made on, with its base.
+    Drop {
+        /// Its name.
+        name: Vec<u8>,
+        /// Its inode number.
+        top: u64,
+    },
+    /// Make a fork in the directory that the call is made on a clone of its base again.
+    Reset {
+        /// Its name.
+        name: Vec<u8>,
+        /// Its inode number.
+        top: u64,
+    },
+    /// Tell some forks below the directory that the call is made on.
+    List {
+        /// Number and generation to go on behind.
+        after: Option<(u64, u64)>,
+    },
+    /// Tell space and changes of a fork in the directory that the call is made on. The owner may
+    /// ask, and a caller that may read everything.
+    Measure {
+        /// Its name.
+        name: Vec<u8>,
+        /// Its inode number.
+        top: u64,
+        /// Write a checkpoint first. Without one, the space is that of the last checkpoint.
+        fresh: bool,
+    },
+    /// Tell which of these inodes are a fork in the directory that the call is made on, or lie in
+    /// it. The owner may ask, and a caller that may read everything.
+    Within {
+        /// Its name.
+        name: Vec<u8>,
+        /// Its inode number.
+        top: u64,
+        /// Numbers of inodes that processes use.
+        numbers: Vec<u64>,
+    },
+}
+
+/// A fork in an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToldFork {
+    /// Its number, which a reset keeps.
+    pub id: u64,
+    /// Inode number of its top.
+    pub ino: u64,
+    /// Generation of that number.
+    pub generation: u64,
+    /// Names that lead to it from the directory of the call, joined by `/`.
+    pub path: String,
+    /// Id of its origin, if that was a fork.
+    pub origin_fork: Option<u64>,
+    /// Inode number of its origin.
+    pub origin_ino: u64,
+    /// Generation of that number.
+    pub origin_generation: u64,
+    /// Names that lead to the origin today, from the directory of the call.
+    pub origin_path: Option<String>,
+    /// Names that led to the origin when it was forked, from the root of the volume.
+    pub origin_path_then: Option<String>,
+    /// Seconds since 1970 when it was made, by the clock of then.
+    pub secs: i64,
+    /// User that made it.
+    pub uid: u32,
+    /// Text of that user.
+    pub note: String,
+    /// The state that it began with is kept.
+    pub has_base: bool,
+    /// The caller may ask for more of it.
+    pub is_own: bool,
+}
+
+impl ToldFork {
+    /// The time when it was made in UTC, to the second.
+    #[must_use]
+    pub fn time(&self) -> String {
+        utc(Time {
+            secs: self.secs,
+            nanos: 0,
+        })
+    }
+}
+
+/// Space and changes of a fork.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToldMeasure {
+    /// Bytes that only the fork uses.
+    pub private_bytes: u64,
+    /// Bytes that only the base uses.
+    pub base_bytes: u64,
+    /// Bytes that come back when the fork is dropped.
+    pub freed_bytes: u64,
+    /// Names that differ from the base, unless there is none, or there are too many to compare.
+    pub changed: Option<u64>,
+}
+
+/// The answer to a [`ForkRequest`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForkReply {
+    /// Forks.
+    pub forks: Vec<ToldFork>,
+    /// Number and generation to go on behind with the list, unless it is complete.
+    pub next: Option<(u64, u64)>,
+    /// Space and changes of the fork.
+    pub measure: Option<ToldMeasure>,
+    /// The numbers that lie in the fork.
+    pub within: Vec<u64>,
+}
+
+/// Bytes of forks in one answer, at most: the answer fits an ioctl.
+const FORKS_BYTES_MAX: usize = STAT_BYTES - 256;
+/// Longest path in an answer, in bytes.
+const PATH_BYTES_MAX: usize = 4096;
+
+/// A path as text.
+fn as_text(path: &[u8]) -> String {
+    path.iter().map(|&byte| char::from(byte)).collect()
+}
+
+/// The bytes of a path that an answer tells as text.
+///
+/// # Errors
+/// `Invalid` for a text that is none.
+pub fn path_of_text(text: &str) -> Result<Vec<u8>> {
+    let bytes = text.chars().map(|c| u8::try_from(u32::from(c)));
+    let bytes = bytes.collect::<std::result::Result<_, _>>();
+    bytes.map_err(|_| Error::Invalid("path in an answer"))
+}
+
+fn told(entry: ForkEntry) -> ToldFork {
+    let short = |path: Vec<u8>| (path.len() <= PATH_BYTES_MAX).then(|| as_text(&path));
+    ToldFork {
+        id: entry.id,
+        ino: entry.ino.0,
+        generation: entry.generation,
+        path: as_text(&entry.path),
+        origin_fork: entry.origin.fork,
+        origin_ino: entry.origin.ino.0,
+        origin_generation: entry.origin.generation,
+        origin_path: entry.origin.path.and_then(short),
+        origin_path_then: entry.origin.path_then.and_then(short),
+        secs: entry.time.secs,
+        uid: entry.uid,
+        note: entry.note,
+        has_base: entry.has_base,
+        is_own: entry.is_own,
+    }
+}
+
+/// Bytes of numbers and names of fields of a fork in an answer, at most.
+const FIELDS_BYTES: usize = 512;
+
+/// Bytes of a fork in an answer, at most.
+fn told_bytes(told: &ToldFork) -> usize {
+    let in_json = |c: char| match c {
+        '"' | '\\' => 2,
+        c if c < ' ' => 6,
+        c => c.len_utf8(),
+    };
+    let texts = [Some(&told.path), Some(&told.note)];
+    let origins = [told.origin_path.as_ref(), told.origin_path_then.as_ref()];
+    let texts = texts.into_iter().chain(origins).flatten();
+    FIELDS_BYTES
+        + texts
+            .flat_map(|text| text.chars())
+            .map(in_json)
+            .sum::<usize>()
+}
+
+/// Some forks below `dir`, as many as fit. A fork whose path does not fit is left out, and so are
+/// paths of origins that do not fit beside the path of their fork.
+fn list(
+    forks: &Forks,
+    (names, caller): (&Names, &Caller),
+    dir: Ino,
+    after: Option<(u64, u64)>,
+) -> Result<ForkReply> {
+    let some = forks.list(names, caller, dir, after)?;
+    let mut reply = ForkReply {
+        next: some.next,
+        ..ForkReply::default()
+    };
+    let mut room = FORKS_BYTES_MAX;
+    let short = |entry: &ForkEntry| entry.path.len() <= PATH_BYTES_MAX;
+    for entry in some.forks.into_iter().filter(short) {
+        let mut told = told(entry);
+        if told_bytes(&told) > FORKS_BYTES_MAX {
+            (told.origin_path, told.origin_path_then) = (None, None);
+        }
+        let bytes = told_bytes(&told);
+        if bytes > FORKS_BYTES_MAX {
+            continue;
+        }
+        if bytes > room {
+            // The one before is the last of this answer.
+            reply.next = reply.forks.last().map(|last| (last.ino, last.generation));
+            return Ok(reply);
+        }
+        room -= bytes;
+        reply.forks.push(told);
+    }
+    Ok(reply)
+}
+
+/// Carries a request out that asks and changes nothing.
+///
+/// # Errors
+/// `Unsupported` for the others; those of [`Forks`]; `Busy` while another fork is measured;
+/// `Access`, `NotFound` and `NotPermitted` for a fork that the caller may not ask about, `Invalid`
+/// for an object that is no fork.
+pub fn answer_forks(
+    forks: &Forks,
+    (names, caller): (&Names, &Caller),
+    dir: Ino,
+    request: &ForkRequest,
+) -> Result<ForkReply> {
+    match request {
+        ForkRequest::List { after } => list(forks, (names, caller), dir, *after),
+        ForkRequest::Measure { name, top, fresh } => {
+            let (top, record) = forks.own_fork(caller, (dir, name), Ino(*top))?;
+            let _one = forks.measuring.try_lock().ok_or(Error::Busy)?;
+            let fork = (&top, &record);
+            let bytes = forks.exclusive_bytes(fork, *fresh)?;
+            let changed = match forks.base_and_fork(fork) {
+                Err(Error::NoAttribute) => None,
+                both => {
+                    let both = both?;
+                    let sides = [(&both.base.0, &both.base.1), (&both.fork.0, &both.fork.1)];
+                    match diff_then(forks.budget(), sides) {
+                        Err(Error::Range) => None,
+                        found => Some(found?.differences.len() as u64),
+                    }
+                }
+            };
+            let measure = ToldMeasure {
+                private_bytes: bytes.fork,
+                base_bytes: bytes.base,
+                freed_bytes: bytes.both,
+                changed,
+            };
+            Ok(ForkReply {
+                measure: Some(measure),
+                ..ForkReply::default()
+            })
+        }
+        ForkRequest::Within { name, top, numbers } => {
+            let (top, _) = forks.own_fork(caller, (dir, name), Ino(*top))?;
+            Ok(ForkReply {
+                within: forks.within(&top, numbers)?,
+                ..ForkReply::default()
+            })
+        }
+        ForkRequest::Make { .. } | ForkRequest::Drop { .. } | ForkRequest::Reset { .. } => {
+            Err(Error::Unsupported)
+        }
+    }
+}

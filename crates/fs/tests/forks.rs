@@ -1,0 +1,821 @@
+//! Forks: clones with a base and a record, which are made, dropped and reset as a whole.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use common::{make, open, volume};
+use ramet_block::{Device, MemDevice};
+use ramet_fs::{
+    Caller, CloneMode, Error, ForkEntry, ForkReply, ForkRequest, FormatOptions, Ino, Kind, NewFork,
+    OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, Volume, answer_forks, path_of_text,
+};
+
+/// An object as a reader sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Seen {
+    kind: Kind,
+    perm: u16,
+    nlink: u32,
+    content: Vec<u8>,
+    note: Vec<u8>,
+}
+
+type Tree = BTreeMap<String, Seen>;
+
+fn names(volume: &Volume, dir: Ino) -> Vec<Vec<u8>> {
+    let mut names = Vec::new();
+    let each = |entry: &ramet_fs::DirEntry| {
+        names.push(entry.name.to_vec());
+        true
+    };
+    volume.directories().read(dir, 0, each).unwrap();
+    names.retain(|name| name != b"." && name != b"..");
+    names
+}
+
+/// Everything that a reader sees in the directory at `path`, by path.
+fn tree(volume: &Volume, path: &str) -> Tree {
+    let mut all = Tree::new();
+    let mut todo = vec![(String::new(), at(volume, path))];
+    while let Some((path, dir)) = todo.pop() {
+        for name in names(volume, dir) {
+            let attr = volume.names().lookup(dir, &name).unwrap();
+            let path = format!("{path}/{}", String::from_utf8(name).unwrap());
+            let content = match attr.kind {
+                Kind::Regular => volume.files().read(attr.ino, 0, 1 << 20).unwrap().to_vec(),
+                _ => Vec::new(),
+            };
+            let note = volume.attributes().getxattr(attr.ino, b"user.note");
+            let seen = Seen {
+                kind: attr.kind,
+                perm: attr.perm,
+                nlink: attr.nlink,
+                content,
+                note: note.unwrap_or_default().to_vec(),
+            };
+            all.insert(path.clone(), seen);
+            if attr.kind == Kind::Directory {
+                todo.push((path, attr.ino));
+            }
+        }
+    }
+    all
+}
+
+/// The number of the object at a path.
+fn at(volume: &Volume, path: &str) -> Ino {
+    let names = path.split('/').filter(|name| !name.is_empty());
+    names.fold(ROOT_INO, |dir, name| {
+        volume.names().lookup(dir, name.as_bytes()).unwrap().ino
+    })
+}
+
+/// The number of an entry.
+fn number(volume: &Volume, dir: Ino, name: &[u8]) -> Ino {
+    volume.names().lookup(dir, name).unwrap().ino
+}
+
+fn write(volume: &Volume, ino: Ino, text: &str) {
+    let written = volume.files().write(ino, 0, text.as_bytes(), None);
+    written.unwrap();
+}
+
+/// A directory `d/src` with files, a directory, attributes, and hard links within and to outside.
+fn fill(volume: &Volume) {
+    let outer = make(volume, ROOT_INO, "d", Kind::Directory).ino;
+    let dir = make(volume, outer, "src", Kind::Directory).ino;
+    let file = make(volume, dir, "f", Kind::Regular).ino;
+    write(volume, file, "first");
+    let attributes = volume.attributes();
+    let set = SetXattr::Any;
+    attributes
+        .setxattr(file, b"user.note", b"yes", set)
+        .unwrap();
+    let sub = make(volume, dir, "sub", Kind::Directory).ino;
+    let linked = make(volume, sub, "l", Kind::Regular).ino;
+    write(volume, linked, "two names");
+    volume.names().link(linked, dir, b"m").unwrap();
+    let crossing = make(volume, outer, "out", Kind::Regular).ino;
+    write(volume, crossing, "a name outside");
+    volume.names().link(crossing, sub, b"in").unwrap();
+    let sparse = make(volume, sub, "sparse", Kind::Regular).ino;
+    volume
+        .files()
+        .write(sparse, 300 << 10, b"end", None)
+        .unwrap();
+}
+
+fn fork(volume: &Volume, source: &str, name: &str) -> ForkEntry {
+    let root = Caller::root();
+    let new = NewFork {
+        note: "a note",
+        has_base: true,
+    };
+    let from = at(volume, source);
+    let to = (ROOT_INO, name.as_bytes());
+    volume.trees().fork(&root, from, to, new).unwrap();
+    let all = forks(volume);
+    let mut own = all.into_iter().filter(|fork| fork.path == name.as_bytes());
+    own.next().unwrap()
+}
+
+/// All forks that root sees.
+fn forks(volume: &Volume) -> Vec<ForkEntry> {
+    let (mut all, mut after) = (Vec::new(), None);
+    loop {
+        let list = volume.controls().forks();
+        let some = list.list(volume.names(), &Caller::root(), ROOT_INO, after);
+        let some = some.unwrap();
+        all.extend(some.forks);
+        match some.next {
+            Some(next) => after = Some(next),
+            None => return all,
+        }
+    }
+}
+
+fn paths(volume: &Volume) -> Vec<String> {
+    let paths = forks(volume).into_iter();
+    let mut paths: Vec<_> = paths
+        .map(|fork| String::from_utf8(fork.path).unwrap())
+        .collect();
+    paths.sort();
+    paths
+}
+
+fn ask(volume: &Volume, caller: &Caller, request: &ForkRequest) -> ramet_fs::Result<ForkReply> {
+    answer_forks(
+        volume.controls().forks(),
+        (volume.names(), caller),
+        ROOT_INO,
+        request,
+    )
+}
+
+fn changed(volume: &Volume, name: &str) -> Option<u64> {
+    let top = number(volume, ROOT_INO, name.as_bytes()).0;
+    let request = ForkRequest::Measure {
+        name: name.as_bytes().to_vec(),
+        top,
+        fresh: true,
+    };
+    let reply = ask(volume, &Caller::root(), &request);
+    reply.unwrap().measure.unwrap().changed
+}
+
+fn is_whole(volume: &Volume) {
+    assert_eq!(volume.controls().check().unwrap(), []);
+    let violations = volume.tree().verify(&mut |_| {}).unwrap();
+    assert_eq!(violations, [""; 0]);
+}
+
+/// The keys of bases and of records of forks.
+fn keys_of_forks(volume: &Volume) -> usize {
+    let ranges = [[1, 3], [2, 3], [3, 3]];
+    let in_range = |lo: &[u8]| {
+        let hi = ramet_betree::successor_of_prefix(lo);
+        volume.tree().scan(lo, hi.as_deref()).count()
+    };
+    let keys: usize = ranges.iter().map(|range| in_range(range)).sum();
+    keys + in_range(&[1, 2, 3])
+}
+
+#[test]
+fn a_fork_is_its_source_and_a_reset_brings_that_state_back() {
+    for links_at_once in [None, Some(0)] {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let options = OpenOptions {
+            links_at_once,
+            ..OpenOptions::default()
+        };
+        let volume = Volume::open(Arc::clone(&device), options.clone()).unwrap();
+        fill(&volume);
+        let before = tree(&volume, "d/src");
+        let made = fork(&volume, "d/src", "try");
+        assert_eq!(made.note, "a note");
+        assert_eq!(made.origin.path.as_deref(), Some(&b"d/src"[..]));
+        assert_eq!(made.origin.path_then.as_deref(), Some(&b"d/src"[..]));
+        let mut inside = before.clone();
+        // The name outside is not in the fork.
+        inside.get_mut("/sub/in").unwrap().nlink = 1;
+        assert_eq!(tree(&volume, "try"), inside);
+        assert_eq!(changed(&volume, "try"), Some(0));
+        for path in ["try", "d/src"] {
+            write(&volume, at(&volume, &format!("{path}/f")), "other");
+            write(&volume, at(&volume, &format!("{path}/m")), path);
+            let sub = at(&volume, &format!("{path}/sub"));
+            volume.names().unlink(sub, b"in").unwrap();
+            make(&volume, sub, "new", Kind::Regular);
+        }
+        // Both names of the changed hard link, the one that is gone, the new one, the file.
+        assert_eq!(changed(&volume, "try"), Some(5));
+        is_whole(&volume);
+        volume.close().unwrap();
+        let volume = Volume::open(Arc::clone(&device), options).unwrap();
+        let source = tree(&volume, "d/src");
+        for _ in 0..2 {
+            let root = Caller::root();
+            volume
+                .trees()
+                .reset_fork(&root, (ROOT_INO, b"try"), number(&volume, ROOT_INO, b"try"))
+                .unwrap();
+            assert_eq!(tree(&volume, "try"), inside);
+            assert_eq!(tree(&volume, "d/src"), source);
+            let all = forks(&volume);
+            assert_eq!(all.len(), 1);
+            let now = &all[0];
+            assert_eq!((now.id, &now.path[..]), (made.id, &b"try"[..]));
+            assert_ne!((now.ino, now.generation), (made.ino, made.generation));
+            assert_eq!(changed(&volume, "try"), Some(0));
+            write(&volume, at(&volume, "try/f"), "again");
+            assert_eq!(changed(&volume, "try"), Some(1));
+            is_whole(&volume);
+        }
+    }
+}
+
+#[test]
+fn a_fork_is_one_record_of_the_journal() {
+    let (_, volume) = volume();
+    fill(&volume);
+    let (root, source) = (Caller::root(), at(&volume, "d/src"));
+    let trees = volume.trees();
+    let records = |change: &dyn Fn()| {
+        let before = volume.stats().tree.seq;
+        change();
+        volume.stats().tree.seq - before
+    };
+    let new = NewFork {
+        note: "",
+        has_base: true,
+    };
+    let made = (0..16).map(|n: u32| {
+        let name = format!("f{n}").into_bytes();
+        records(&|| {
+            trees.fork(&root, source, (ROOT_INO, &name), new).unwrap();
+        })
+    });
+    let made: Vec<u64> = made.collect();
+    // Some begin a block of numbers, which is a record of its own.
+    let single = made.iter().filter(|count| **count == 1).count();
+    assert!(
+        single > 8 && made.iter().all(|count| *count <= 2),
+        "{made:?}"
+    );
+    is_whole(&volume);
+}
+
+#[test]
+fn a_dropped_fork_leaves_nothing_behind() {
+    let (_, volume) = volume();
+    fill(&volume);
+    let root = Caller::root();
+    let source = at(&volume, "d/src");
+    fork(&volume, "d/src", "try");
+    let new = NewFork::default();
+    let plain = (ROOT_INO, &b"plain"[..]);
+    volume.trees().fork(&root, source, plain, new).unwrap();
+    let copy = at(&volume, "try");
+    let trees = volume.trees();
+    let cloned = trees.clone_entry(&root, copy, ROOT_INO, b"clone", CloneMode::New);
+    cloned.unwrap();
+    assert_eq!(
+        paths(&volume),
+        ["plain", "try"],
+        "a clone of a fork is none"
+    );
+    for name in [&b"clone"[..], b"d"] {
+        let dropped = trees.drop_fork(&root, (ROOT_INO, name), number(&volume, ROOT_INO, name));
+        assert!(matches!(dropped, Err(Error::Invalid(_))), "{dropped:?}");
+        let reset = trees.reset_fork(&root, (ROOT_INO, name), number(&volume, ROOT_INO, name));
+        assert!(matches!(reset, Err(Error::Invalid(_))), "{reset:?}");
+    }
+    let reset = trees.reset_fork(
+        &root,
+        (ROOT_INO, b"plain"),
+        number(&volume, ROOT_INO, b"plain"),
+    );
+    assert!(matches!(reset, Err(Error::NoAttribute)), "{reset:?}");
+    assert_eq!(changed(&volume, "plain"), None);
+    for name in [&b"plain"[..], b"try"] {
+        trees
+            .drop_fork(&root, (ROOT_INO, name), number(&volume, ROOT_INO, name))
+            .unwrap();
+    }
+    assert_eq!(paths(&volume), [""; 0]);
+    assert_eq!(keys_of_forks(&volume), 0);
+    assert_eq!(volume.controls().forks().count().unwrap(), 0);
+    is_whole(&volume);
+}
+
+#[test]
+fn a_fork_that_moves_stays_one_and_a_fork_that_is_gone_is_collected() {
+    let (device, volume) = volume();
+    fill(&volume);
+    let root = Caller::root();
+    for name in [
+        "renamed", "moved", "removed", "emptied", "replaced", "inside", "kept",
+    ] {
+        fork(&volume, "d/src", name);
+    }
+    let other = make(&volume, ROOT_INO, "other", Kind::Directory).ino;
+    let gone = make(&volume, ROOT_INO, "gone", Kind::Directory).ino;
+    let rename = |from: &str, dir: Ino, to: &str| {
+        let mode = RenameMode::Replace;
+        let names = volume.names();
+        let (from, to) = ((ROOT_INO, from.as_bytes()), (dir, to.as_bytes()));
+        names.rename(from, to, mode, None).unwrap();
+    };
+    rename("renamed", ROOT_INO, "new name");
+    rename("moved", other, "moved");
+    rename("inside", gone, "inside");
+    let trees = volume.trees();
+    let source = at(&volume, "d/src");
+    trees.remove_tree(&root, ROOT_INO, b"removed").unwrap();
+    trees.remove_tree(&root, ROOT_INO, b"gone").unwrap();
+    let cloned = trees.clone_entry(&root, source, ROOT_INO, b"replaced", CloneMode::Replace);
+    cloned.unwrap();
+    let emptied = at(&volume, "emptied");
+    for name in names(&volume, emptied) {
+        trees.remove_tree(&root, emptied, &name).unwrap();
+    }
+    volume.names().rmdir(ROOT_INO, b"emptied").unwrap();
+    let live = ["kept", "new name", "other/moved"];
+    assert_eq!(paths(&volume), live);
+    assert_eq!(volume.controls().forks().count().unwrap(), 7);
+    assert_eq!(volume.controls().forks().collect().unwrap(), 4);
+    assert_eq!(volume.controls().forks().collect().unwrap(), 0);
+    assert_eq!(volume.controls().forks().count().unwrap(), 3);
+    assert_eq!(paths(&volume), live);
+    is_whole(&volume);
+    volume.close().unwrap();
+    let volume = open(&device);
+    assert_eq!(volume.controls().forks().collect().unwrap(), 0);
+    assert_eq!(paths(&volume), live);
+    let moved = at(&volume, "other");
+    volume
+        .trees()
+        .reset_fork(&root, (moved, b"moved"), number(&volume, moved, b"moved"))
+        .unwrap();
+    // The reset left a record and a base behind.
+    assert_eq!(volume.controls().forks().collect().unwrap(), 1);
+    assert_eq!(paths(&volume), live);
+}
+
+#[test]
+fn each_collection_goes_on_where_the_last_one_ended() {
+    // So many names that the directory gets a slot index.
+    let (_, volume) = volume();
+    make(&volume, ROOT_INO, "s", Kind::Directory);
+    let root = Caller::root();
+    let source = at(&volume, "s");
+    let name = |n: usize| format!("f{n}").into_bytes();
+    for n in 0..1200 {
+        let to = name(n);
+        let new = NewFork {
+            note: "",
+            has_base: n % 2 == 0,
+        };
+        let made = volume.trees().fork(&root, source, (ROOT_INO, &to), new);
+        made.unwrap();
+    }
+    for n in 0..1200 {
+        if n % 3 > 0 {
+            let gone = volume.trees().remove_tree(&root, ROOT_INO, &name(n));
+            gone.unwrap();
+        }
+    }
+    let mut collected = Vec::new();
+    for _ in 0..6 {
+        collected.push(volume.controls().forks().collect().unwrap());
+    }
+    assert_eq!(collected.iter().sum::<usize>(), 800, "{collected:?}");
+    assert!(
+        collected[..4].iter().all(|count| (1..256).contains(count)),
+        "{collected:?}"
+    );
+    assert_eq!(forks(&volume).len(), 400);
+    is_whole(&volume);
+}
+
+#[test]
+fn the_root_can_be_forked_and_forks_of_forks_know_theirs() {
+    let (device, volume) = volume();
+    fill(&volume);
+    let before = tree(&volume, "");
+    let one = fork(&volume, "", "one");
+    assert_eq!(tree(&volume, "one"), before);
+    assert_eq!(one.origin.fork, None);
+    let two = fork(&volume, "one", "two");
+    assert_eq!(two.origin.fork, Some(one.id));
+    let root = Caller::root();
+    write(&volume, at(&volume, "one/d/src/f"), "changed");
+    volume
+        .trees()
+        .reset_fork(&root, (ROOT_INO, b"one"), number(&volume, ROOT_INO, b"one"))
+        .unwrap();
+    assert_eq!(tree(&volume, "one"), before);
+    let three = fork(&volume, "one", "three");
+    assert_eq!(three.origin.fork, Some(one.id), "a reset keeps the id");
+    volume.close().unwrap();
+    let volume = open(&device);
+    volume
+        .trees()
+        .reset_fork(
+            &root,
+            (ROOT_INO, b"three"),
+            number(&volume, ROOT_INO, b"three"),
+        )
+        .unwrap();
+    assert_eq!(tree(&volume, "three"), before);
+    is_whole(&volume);
+}
+
+fn collect(volume: &Volume) -> usize {
+    volume.controls().forks().collect().unwrap()
+}
+
+fn roll_back(device: &Arc<dyn Device>, volume: &Volume, name: &str) -> (Arc<Volume>, String) {
+    volume.close().unwrap();
+    let before = ramet_fs::roll_back(Arc::clone(device), OpenOptions::default(), name).unwrap();
+    (open(device), before.name)
+}
+
+#[test]
+fn a_rollback_keeps_forks_and_so_does_one_back() {
+    let (device, volume) = volume();
+    fill(&volume);
+    let root = Caller::root();
+    let state = tree(&volume, "d/src").len();
+    let reset = |volume: &Volume, name: &str| {
+        let (name, trees) = (name.as_bytes(), volume.trees());
+        let top = number(volume, ROOT_INO, name);
+        trees.reset_fork(&root, (ROOT_INO, name), top).unwrap();
+    };
+    for name in ["kept", "reset", "removed"] {
+        fork(&volume, "d/src", name);
+    }
+    volume.snapshots().create("one").unwrap();
+    assert_eq!(volume.snapshots().count().unwrap(), 1);
+    let then = ramet_fs::view(&volume, "one").unwrap();
+    assert_eq!(tree(&then, "kept").len(), state);
+    drop(then);
+    reset(&volume, "reset");
+    volume
+        .trees()
+        .remove_tree(&root, ROOT_INO, b"removed")
+        .unwrap();
+    fork(&volume, "d/src", "after");
+    let of_now = ["after", "kept", "reset"];
+    assert_eq!(paths(&volume), of_now);
+    // A snapshot has the tops that are gone.
+    assert_eq!((collect(&volume), collect(&volume)), (0, 0));
+    is_whole(&volume);
+    let (volume, before) = roll_back(&device, &volume, "one");
+    let of_then = ["kept", "removed", "reset"];
+    assert_eq!((collect(&volume), collect(&volume)), (0, 0));
+    assert_eq!(paths(&volume), of_then);
+    for name in of_then {
+        make(&volume, at(&volume, name), "new", Kind::Regular);
+        assert_eq!(changed(&volume, name), Some(1));
+        reset(&volume, name);
+        assert_eq!(tree(&volume, name).len(), state);
+    }
+    is_whole(&volume);
+    let (volume, before_back) = roll_back(&device, &volume, &before);
+    assert_eq!((collect(&volume), collect(&volume)), (0, 0));
+    assert_eq!(paths(&volume), of_now);
+    for name in of_now {
+        reset(&volume, name);
+        assert_eq!(changed(&volume, name), Some(0));
+    }
+    for name in ["one", &before, &before_back] {
+        volume.snapshots().remove(name).unwrap();
+    }
+    // Two of the first state, three and three of resets.
+    assert_eq!((collect(&volume), collect(&volume)), (8, 0));
+    assert_eq!(paths(&volume), of_now);
+    assert_eq!(volume.controls().forks().count().unwrap(), 3);
+    is_whole(&volume);
+}
+
+#[test]
+fn a_damaged_record_hides_no_other_fork() {
+    let (_, volume) = volume();
+    fill(&volume);
+    let root = Caller::root();
+    for name in ["one", "two", "three"] {
+        fork(&volume, "d/src", name);
+    }
+    volume
+        .trees()
+        .remove_tree(&root, ROOT_INO, b"three")
+        .unwrap();
+    let mut batch = ramet_betree::Batch::new();
+    let first = volume
+        .tree()
+        .scan(&[1, 2, 3], None)
+        .next()
+        .unwrap()
+        .unwrap()
+        .0;
+    batch.put(first, "damaged");
+    batch.put(&b"\x01\x02\x03\x09"[..], "a key that is damaged");
+    volume.tree().apply(batch).unwrap();
+    assert_eq!(paths(&volume), ["two"]);
+    for _ in 0..2 {
+        let collected = volume.controls().forks().collect();
+        assert!(
+            matches!(collected, Err(Error::Corrupt { .. })),
+            "{collected:?}"
+        );
+    }
+    assert_eq!(
+        volume.controls().forks().count().unwrap(),
+        3,
+        "the one that is gone"
+    );
+}
+
+#[test]
+fn a_full_volume_collects_forks() {
+    let (_, volume) = volume();
+    fill(&volume);
+    let root = Caller::root();
+    let trees = volume.trees();
+    let source = at(&volume, "d/src");
+    trees
+        .clone_entry(&root, source, ROOT_INO, b"unseen", CloneMode::New)
+        .unwrap();
+    fork(&volume, "d/src", "gone");
+    fork(&volume, "d/src", "kept");
+    let file = make(&volume, ROOT_INO, "full", Kind::Regular).ino;
+    let data: Vec<u8> = (0..1u32 << 16)
+        .flat_map(|n| n.wrapping_mul(0x9e37_79b9).rotate_left(n).to_le_bytes())
+        .collect();
+    let mut offset = 0;
+    while volume.files().write(file, offset, &data, None).is_ok() {
+        offset += data.len() as u64;
+        assert!(offset < 1 << 30, "the volume is never full");
+    }
+    let mut small = offset;
+    while volume
+        .files()
+        .write(file, small, &data[..4096], None)
+        .is_ok()
+    {
+        small += 4096;
+    }
+    // Their numbers are in memory only.
+    assert_eq!(tree(&volume, "unseen").len(), tree(&volume, "kept").len());
+    trees.remove_tree(&root, ROOT_INO, b"gone").unwrap();
+    assert_eq!(collect(&volume), 1);
+    assert_eq!(paths(&volume), ["kept"]);
+    is_whole(&volume);
+}
+
+#[test]
+fn a_file_of_a_fork_is_in_use_by_each_of_its_names() {
+    let (_, volume) = volume();
+    fill(&volume);
+    fork(&volume, "d/src", "try");
+    let within = |path: &str, numbers: &[Ino]| {
+        let request = ForkRequest::Within {
+            name: path.as_bytes().to_vec(),
+            top: number(&volume, ROOT_INO, path.as_bytes()).0,
+            numbers: numbers.iter().map(|ino| ino.0).collect(),
+        };
+        ask(&volume, &Caller::root(), &request).unwrap().within
+    };
+    let (inside, source) = (at(&volume, "try/m"), at(&volume, "d/src/m"));
+    assert_eq!(within("try", &[inside, source]), [inside.0]);
+    // A name outside joins the clone root to the one around it.
+    volume
+        .names()
+        .link(at(&volume, "try/f"), ROOT_INO, b"outside")
+        .unwrap();
+    let outside = at(&volume, "outside");
+    volume.forget_all();
+    // Found by the name outside, and by one inside.
+    assert_eq!(at(&volume, "outside"), outside);
+    let inside = at(&volume, "try/sub/l");
+    let other = at(&volume, "d/out");
+    let mut both = [outside.0, inside.0];
+    both.sort_unstable();
+    assert_eq!(within("try", &[outside, inside, other]), both);
+    let request = ForkRequest::Drop {
+        name: b"try".to_vec(),
+        top: outside.0,
+    };
+    assert!(matches!(
+        ask(&volume, &Caller::root(), &request),
+        Err(Error::Unsupported)
+    ));
+    let (root, to) = (Caller::root(), (ROOT_INO, &b"try"[..]));
+    let dropped = volume.trees().drop_fork(&root, to, outside);
+    assert!(matches!(dropped, Err(Error::Stale)), "{dropped:?}");
+    let reset = volume.trees().reset_fork(&root, to, outside);
+    assert!(matches!(reset, Err(Error::Stale)), "{reset:?}");
+    let top = number(&volume, ROOT_INO, b"try");
+    volume.trees().reset_fork(&root, to, top).unwrap();
+    is_whole(&volume);
+}
+
+#[test]
+fn a_caller_is_told_of_forks_that_it_could_find() {
+    let (_, volume) = volume();
+    let user = Caller::user(1000, 1000);
+    let other = Caller::user(1001, 1001);
+    let attributes = volume.attributes();
+    let own = |ino: Ino, mode: u32| {
+        let set = SetAttr {
+            uid: Some(1000),
+            gid: Some(1000),
+            perm: Some(mode),
+            ..SetAttr::default()
+        };
+        attributes.setattr(ino, &set, None).unwrap();
+    };
+    let home = make(&volume, ROOT_INO, "home", Kind::Directory).ino;
+    own(home, 0o700);
+    let source = make(&volume, home, "src", Kind::Directory).ino;
+    own(source, 0o755);
+    let open = make(&volume, ROOT_INO, "open", Kind::Directory).ino;
+    own(open, 0o755);
+    let trees = volume.trees();
+    let new = NewFork {
+        note: "mine",
+        has_base: true,
+    };
+    trees.fork(&user, source, (home, b"closed"), new).unwrap();
+    trees.fork(&user, source, (open, b"seen"), new).unwrap();
+    let refused = trees.fork(&other, source, (open, b"x"), new);
+    assert!(matches!(refused, Err(Error::NotPermitted)), "{refused:?}");
+    let list = |caller: &Caller, dir: Ino| {
+        let some = volume
+            .controls()
+            .forks()
+            .list(volume.names(), caller, dir, None);
+        some.unwrap().forks
+    };
+    assert_eq!(list(&user, ROOT_INO).len(), 2);
+    assert_eq!(
+        list(&user, home).len(),
+        1,
+        "the directory of the call is the top"
+    );
+    // Its name is a secret in a directory that may be searched and not listed.
+    own(open, 0o711);
+    assert_eq!(list(&other, ROOT_INO).len(), 0);
+    assert_eq!(list(&user, ROOT_INO).len(), 2);
+    own(open, 0o755);
+    let told = list(&other, ROOT_INO);
+    assert_eq!(told.len(), 1);
+    assert_eq!(told[0].path, b"open/seen");
+    assert!(!told[0].is_own);
+    assert_eq!(
+        (&told[0].origin.path, &told[0].origin.path_then),
+        (&None, &None)
+    );
+    let of_user = list(&user, open);
+    assert_eq!(
+        of_user[0].origin.path, None,
+        "it is not below the directory"
+    );
+    assert_eq!(
+        of_user[0].origin.path_then.as_deref(),
+        Some(&b"home/src"[..])
+    );
+    let request = ForkRequest::Measure {
+        name: b"seen".to_vec(),
+        top: number(&volume, open, b"seen").0,
+        fresh: false,
+    };
+    let measure = |caller: &Caller, dir: Ino| {
+        answer_forks(
+            volume.controls().forks(),
+            (volume.names(), caller),
+            dir,
+            &request,
+        )
+    };
+    measure(&user, open).unwrap();
+    let refused = measure(&other, open);
+    assert!(matches!(refused, Err(Error::NotPermitted)), "{refused:?}");
+    for refused in [
+        trees.drop_fork(&other, (open, b"seen"), number(&volume, open, b"seen")),
+        trees.reset_fork(&other, (open, b"seen"), number(&volume, open, b"seen")),
+    ] {
+        let is_refused = matches!(refused, Err(Error::Access | Error::NotPermitted));
+        assert!(is_refused, "{refused:?}");
+    }
+    trees
+        .reset_fork(&user, (open, b"seen"), number(&volume, open, b"seen"))
+        .unwrap();
+    trees
+        .drop_fork(&user, (open, b"seen"), number(&volume, open, b"seen"))
+        .unwrap();
+    is_whole(&volume);
+}
+
+#[test]
+fn space_and_use_of_a_fork_are_told() {
+    let (_, volume) = volume();
+    fill(&volume);
+    let source = at(&volume, "d/src");
+    let big = make(&volume, source, "big", Kind::Regular).ino;
+    volume.files().write(big, 0, &[7; 1 << 20], None).unwrap();
+    fork(&volume, "d/src", "try");
+    let measure = || {
+        let request = ForkRequest::Measure {
+            name: b"try".to_vec(),
+            top: number(&volume, ROOT_INO, b"try").0,
+            fresh: true,
+        };
+        let reply = ask(&volume, &Caller::root(), &request);
+        reply.unwrap().measure.unwrap()
+    };
+    let same = measure();
+    assert!(same.private_bytes < 256 << 10, "{same:?}");
+    assert!(same.base_bytes < 256 << 10, "{same:?}");
+    let random: Vec<u8> = (0..1u32 << 18)
+        .flat_map(|n| n.wrapping_mul(0x9e37_79b9).to_le_bytes())
+        .collect();
+    for path in ["try/big", "d/src/big"] {
+        volume
+            .files()
+            .write(at(&volume, path), 0, &random, None)
+            .unwrap();
+    }
+    let both = measure();
+    assert!(both.private_bytes > 512 << 10, "{both:?}");
+    let (inside, outside) = (at(&volume, "try/sub/l"), at(&volume, "d/src/sub/l"));
+    let top = at(&volume, "try");
+    let request = ForkRequest::Within {
+        name: b"try".to_vec(),
+        top: top.0,
+        numbers: vec![inside.0, outside.0, top.0, ROOT_INO.0, 1 << 40],
+    };
+    let reply = ask(&volume, &Caller::root(), &request).unwrap();
+    assert_eq!(reply.within, [top.0, inside.0]);
+}
+
+#[test]
+fn answers_go_on_until_all_forks_are_told() {
+    let (_, volume) = volume();
+    let long = "é".repeat(127);
+    let mut dir = ROOT_INO;
+    for _ in 0..8 {
+        dir = make(&volume, dir, &long, Kind::Directory).ino;
+    }
+    let source = make(&volume, dir, "s", Kind::Directory).ino;
+    let (root, note) = (Caller::root(), "\"".repeat(255));
+    let new = NewFork {
+        note: &note,
+        has_base: false,
+    };
+    for n in 0..100 {
+        let name = format!("{n:03}").into_bytes();
+        volume
+            .trees()
+            .fork(&root, source, (dir, &name), new)
+            .unwrap();
+    }
+    let (mut told, mut after, mut calls) = (Vec::new(), None, 0);
+    loop {
+        let reply = ask(&volume, &root, &ForkRequest::List { after }).unwrap();
+        let paths = reply.forks.iter().map(|fork| path_of_text(&fork.path));
+        told.extend(paths.map(|path| path.unwrap()[8 * 255..].to_vec()));
+        calls += 1;
+        match reply.next {
+            Some(next) => after = Some(next),
+            None => break,
+        }
+    }
+    told.sort();
+    told.dedup();
+    assert_eq!(told.len(), 100);
+    assert!(calls > 20, "{calls} calls of 16 KiB for 100 long paths");
+}
+
+#[test]
+fn only_directories_are_forked_and_nothing_is_replaced() {
+    let (_, volume) = volume();
+    fill(&volume);
+    let root = Caller::root();
+    let new = NewFork::default();
+    let file = at(&volume, "d/src/f");
+    let source = at(&volume, "d/src");
+    let fork = |source, name: &[u8], new| volume.trees().fork(&root, source, (ROOT_INO, name), new);
+    assert!(matches!(fork(file, b"x", new), Err(Error::NotDirectory)));
+    assert!(matches!(fork(source, b"d", new), Err(Error::Exists)));
+    let note = "x".repeat(256);
+    let long = NewFork { note: &note, ..new };
+    assert!(matches!(fork(source, b"x", long), Err(Error::NameTooLong)));
+    assert_eq!(keys_of_forks(&volume), 0);
+    is_whole(&volume);
+}
