@@ -30,6 +30,7 @@
 mod check;
 mod clone;
 mod counters;
+mod depth;
 mod error;
 #[cfg(test)]
 mod format_tests;

@@ -20,6 +20,8 @@ pub enum StructuralPath {
     Coalesces,
     /// Interior nodes replaced by their only edge.
     Collapses,
+    /// Edges between two parts of a node, taken in by a copy of it.
+    Absorptions,
     /// Nodes that had become too high, rebuilt as balanced trees over the same nodes further down.
     Flattens,
     /// Segments of a node merged.
@@ -57,12 +59,13 @@ pub(crate) const PATHS: usize = StructuralPath::ALL.len();
 
 impl StructuralPath {
     /// All paths with their names, in the order of their numbers.
-    pub const ALL: [(Self, &'static str); 20] = [
+    pub const ALL: [(Self, &'static str); 21] = [
         (Self::Splits, "splits"),
         (Self::Flushes, "flushes"),
         (Self::Rewrites, "rewrites"),
         (Self::Coalesces, "coalesces"),
         (Self::Collapses, "collapses"),
+        (Self::Absorptions, "absorptions"),
         (Self::Flattens, "flattens"),
         (Self::SegmentMerges, "segment_merges"),
         (Self::GotoSinks, "goto_sinks"),

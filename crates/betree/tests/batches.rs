@@ -145,7 +145,11 @@ fn an_optimistic_capture_serves_a_clone_only_while_the_state_is_the_same() {
     let get = |key: &str| tree.get(key.as_bytes()).expect("reads");
     for (round, source) in ["large", "small", "large", "small"].into_iter().enumerate() {
         put(&format!("{source}0"), &format!("before {round}"));
-        tree.prepare_clone(source.as_bytes()).expect("reads");
+        tree.prepare_clone(
+            source.as_bytes(),
+            successor_of_prefix(source.as_bytes()).as_deref(),
+        )
+        .expect("reads");
         let changes = round < 2;
         if changes {
             put(&format!("{source}0"), &format!("after {round}"));
@@ -170,7 +174,11 @@ fn an_optimistic_capture_serves_a_clone_only_while_the_state_is_the_same() {
     }
     put("small0", "last");
     for prefix in ["large", "small", "0", "1", "2", "3"] {
-        tree.prepare_clone(prefix.as_bytes()).expect("reads");
+        tree.prepare_clone(
+            prefix.as_bytes(),
+            successor_of_prefix(prefix.as_bytes()).as_deref(),
+        )
+        .expect("reads");
     }
     let mut batch = Batch::new();
     for prefix in ["large", "small", "0", "1", "2", "3"] {

@@ -201,7 +201,7 @@ mod tests {
             } else {
                 NodeKind::Skeleton
             },
-            height: u8::from(!children.is_empty()),
+            height: u32::from(!children.is_empty()),
             children,
         };
         let mut new: Vec<_> = (1..=20).map(|id| node(id, vec![])).collect();

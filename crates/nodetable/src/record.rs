@@ -20,8 +20,9 @@ use crate::page::{Shape, Structure};
 
 pub(crate) const SHAPE: Shape = Shape::new(Structure::NodeTable, 8192);
 
-/// Fixed parts are at most this long: two bytes, a u64, and seven varints.
-const FIXED_MAX: usize = 2 + 8 + 7 * 10;
+/// Fixed parts are at most this long: a byte, a u64, a height, and seven varints, of which those
+/// that count blocks are shorter than ten bytes.
+const FIXED_MAX: usize = 1 + 8 + 5 + 66;
 const PIECE_MAX: usize = SHAPE.value_max() - FIXED_MAX;
 const PIECES_MAX: usize = 255;
 
@@ -78,7 +79,7 @@ pub struct NodeRecord {
     /// Its kind.
     pub kind: NodeKind,
     /// Its height label.
-    pub height: u8,
+    pub height: u32,
     /// References to it from child lists and from the root. 0 for a zombie.
     pub refs: u64,
     /// Nodes it names; one entry per reference, so a node may repeat.
@@ -101,7 +102,7 @@ pub struct NewNode {
     /// Its kind.
     pub kind: NodeKind,
     /// Its height label.
-    pub height: u8,
+    pub height: u32,
     /// Nodes it names, one entry per reference.
     pub children: Vec<NodeId>,
 }
@@ -178,7 +179,7 @@ pub(crate) struct Head {
     pub used_bytes: u32,
     pub checksum: u64,
     pub kind: NodeKind,
-    pub height: u8,
+    pub height: u32,
     pub refs: u64,
     child_count: u64,
     child_bytes: usize,
@@ -236,7 +237,7 @@ impl Head {
         let mut w = Writer::with_capacity(FIXED_MAX + self.first_piece.len());
         let twice = if self.copy.is_some() { KEPT_TWICE } else { 0 };
         w.u8(self.kind as u8 | twice);
-        w.u8(self.height);
+        w.varint(self.height.into());
         w.varint(self.extent.addr / BLOCK_BYTES);
         w.varint(self.extent.len / BLOCK_BYTES);
         if let Some(copy) = self.copy {
@@ -278,7 +279,11 @@ impl Head {
         let mut r = Reader::new(bytes);
         let tag = r.u8()?;
         let kind = NodeKind::from_tag(tag & !KEPT_TWICE)?;
-        let height = r.u8()?;
+        let height = r.varint()?;
+        let height = u32::try_from(height).map_err(|_| DecodeError::TooLong {
+            len: height,
+            max: u32::MAX.into(),
+        })?;
         let mut blocks = || {
             let blocks = r.varint()?;
             let too_long = DecodeError::TooLong {
@@ -472,6 +477,16 @@ mod tests {
         let bytes = [&[0x83, 2, 0x80, 4, 3, 0x80, 6], &bytes[5..]].concat();
         assert_eq!(head.encode(), bytes);
         assert_eq!(Head::decode(NodeId(7), &bytes, USABLE).unwrap(), head);
+        let high = NewNode {
+            height: 70_000,
+            ..node(vec![5, 6, 4, 4])
+        };
+        let (head, _) = Head::of(&high, 3).unwrap();
+        assert_eq!(head.encode()[..7], [3, 0xf0, 0xa2, 4, 0x80, 4, 3]);
+        assert_eq!(
+            Head::decode(NodeId(7), &head.encode(), USABLE).unwrap(),
+            head
+        );
         assert_eq!(record_key(NodeId(7)), [1, 0, 0, 0, 0, 0, 0, 0, 7]);
         assert_eq!(piece_key(NodeId(7), 2), [1, 0, 0, 0, 0, 0, 0, 0, 7, 2]);
     }

@@ -49,7 +49,7 @@ fn node(table: &NodeTable, id: u64, len: u64, children: &[u64]) -> NewNode {
         used_bytes: len as u32,
         checksum: id * 7,
         kind: [NodeKind::Leaf, NodeKind::Segment, NodeKind::Skeleton][(id % 3) as usize],
-        height: u8::from(!children.is_empty()),
+        height: u32::from(!children.is_empty()),
         children: children.iter().copied().map(NodeId).collect(),
     }
 }

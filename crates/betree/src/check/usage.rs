@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use ramet_nodetable::{NodeId, NodeRecord, TablePin};
 
+use crate::depth::{DEPTH_MAX, with_stack};
 use crate::error::{Error, Result};
 use crate::id_set::IdSet;
 use crate::key::range::KeyRange;
@@ -40,6 +41,8 @@ use crate::store::store::Store;
 
 /// Messages of less than this part of a leaf are left out of its readable bytes.
 const FEW: u64 = 256;
+/// Nodes below so many others count as their edges tell.
+const LOGICAL_DEPTH_MAX: usize = 4 * DEPTH_MAX;
 
 /// Space of some ranges, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,6 +108,8 @@ pub(crate) struct Walk<'a> {
     /// often.
     known: HashMap<(NodeId, KeyRange), u64>,
     usage: Usage,
+    /// Nodes above the one that is visited.
+    depth: usize,
 }
 
 impl<'a> Walk<'a> {
@@ -116,7 +121,16 @@ impl<'a> Walk<'a> {
             counted: HashMap::new(),
             known: HashMap::new(),
             usage: Usage::default(),
+            depth: 0,
         }
+    }
+
+    /// Visits a node below the one that is visited.
+    fn below<T>(&mut self, visit: impl FnOnce(&mut Self) -> T) -> T {
+        self.depth += 1;
+        let found = with_stack(|| visit(self));
+        self.depth -= 1;
+        found
     }
 
     fn run(store: &'a Store, pinned: &'a Pinned, spans: &[Span]) -> Result<Usage> {
@@ -214,7 +228,12 @@ impl<'a> Walk<'a> {
             return Ok(());
         }
         let private = private && self.record(node.id())?.refs == 1;
-        self.border(node, &translation.range(&part), private)
+        if self.depth >= DEPTH_MAX {
+            // The border lies deeper than any path that is shown.
+            self.reach(node.id(), false);
+            return Ok(());
+        }
+        self.below(|walk| walk.border(node, &translation.range(&part), private))
     }
 
     fn take(&mut self, bytes: u64, private: bool) {
@@ -276,7 +295,11 @@ impl<'a> Walk<'a> {
         if let Some(&known) = self.known.get(&part) {
             return Ok(known);
         }
-        let sum = self.logical_of_skeleton(node, range)?;
+        let sum = if self.depth < LOGICAL_DEPTH_MAX {
+            self.below(|walk| walk.logical_of_skeleton(node, range))?
+        } else {
+            self.nodes.skeleton(node)?.live_bytes_in(range)
+        };
         self.known.insert(part, sum);
         Ok(sum)
     }
@@ -347,6 +370,9 @@ impl<'a> Walk<'a> {
                 return self.logical(child, &range);
             }
             if child.kind() == Kind::Skeleton {
+                if self.depth >= LOGICAL_DEPTH_MAX {
+                    return self.logical(child, &range);
+                }
                 return self.overlaid_children(frame);
             }
             let (below, _) = part_of_run(&self.nodes.run(child)?, &range);
@@ -368,7 +394,7 @@ impl<'a> Walk<'a> {
         scan.open(self.prefetch, frame)?;
         let mut sum = 0u64;
         for piece in std::mem::take(&mut scan.frames) {
-            sum = sum.saturating_add(self.overlaid(piece)?);
+            sum = sum.saturating_add(self.below(|walk| walk.overlaid(piece))?);
         }
         Ok(sum)
     }
@@ -462,6 +488,7 @@ mod tests {
             counted: HashMap::new(),
             known: HashMap::new(),
             usage: Usage::default(),
+            depth: 0,
         };
         let found = walk.border(&forged, &range("b", "d"), false);
         assert!(matches!(found, Err(Error::Corrupt { .. })), "{found:?}");

@@ -195,7 +195,7 @@ pub(crate) struct CloneTerms {
     /// may be of the batch of the clone itself, and so come back each time the batch is tried.
     pub(crate) takes_buffer: bool,
     /// Targets of a greater height are refused.
-    pub(crate) height_max: u8,
+    pub(crate) height_max: u32,
 }
 
 impl CloneTerms {
@@ -204,7 +204,7 @@ impl CloneTerms {
     ///
     /// # Errors
     /// `Invalid` when no clone may be so high.
-    fn has_to_sink(self, below: u8) -> Result<bool> {
+    fn has_to_sink(self, below: u32) -> Result<bool> {
         if !self.patient && below >= HEIGHT_PATIENT {
             return Ok(true);
         }
@@ -469,16 +469,33 @@ impl Capture<'_> {
                 }
             }
         }
-        if self.terms.has_to_sink(copy.height_below())? {
+        let is_low = self.is_as_low_as_it_gets(&copy);
+        let terms = CloneTerms {
+            patient: self.terms.patient || is_low,
+            ..self.terms
+        };
+        if terms.has_to_sink(copy.height_below())? {
             return Ok(Captured::Requires(Prerequisite::Sink(self.range.clone())));
         }
         copy.height = copy.label()?;
         let node = self.handles.new_skeleton(copy);
+        if is_low {
+            self.unflattenable.insert(node.id());
+        }
         let msg = RangeMsg::Goto(Target {
             translation: down,
             node,
         });
         Ok(Captured::Message { msg, moves: true })
+    }
+
+    /// Whether `copy` is high, and only over nodes that flattening did not help.
+    fn is_as_low_as_it_gets(&self, copy: &Skeleton) -> bool {
+        let below = copy.edges.iter().filter_map(|edge| edge.child.as_ref());
+        let mut high = below
+            .filter(|child| child.node.height() >= HEIGHT_PATIENT)
+            .peekable();
+        high.peek().is_some() && high.all(|child| self.unflattenable.contains(child.node.id()))
     }
 
     /// Whether a part of a run is better referred to than copied.

@@ -57,7 +57,7 @@ impl CompactedCopies {
             Compactor::of(store).merge_from(&mut to, first)?;
         }
         if !urgent || to.is_over_fanout(&store.shape, OVER_FANOUT_MAX - 1) {
-            Maintainer::of(store).maintain_within(&mut to, true, false, (OVER_FANOUT, tiers))?;
+            Maintainer::of(store).maintain_within(&mut to, false, (OVER_FANOUT, tiers))?;
         }
         let to = Splitter::of(store).within_fanout(to, Some(&from))?;
         let mut copies = self.0.lock();

@@ -63,7 +63,7 @@ pub(crate) trait Owner: Send + Sync {
 pub(crate) struct Handle {
     id: NodeId,
     kind: Kind,
-    height: u8,
+    height: u32,
     /// A [`Stage`]; it only rises.
     stage: AtomicU8,
     place: OnceLock<Place>,
@@ -80,7 +80,7 @@ pub(crate) const ALLOCATION_BYTES: usize = 32;
 
 impl Handle {
     pub(crate) fn new(
-        (id, kind, height): (NodeId, Kind, u8),
+        (id, kind, height): (NodeId, Kind, u32),
         stage: Stage,
         place: Option<Place>,
         owner: Weak<dyn Owner>,
@@ -105,7 +105,7 @@ impl Handle {
     }
 
     /// 0 for leaves and segments; falls along every edge.
-    pub(crate) fn height(&self) -> u8 {
+    pub(crate) fn height(&self) -> u32 {
         self.height
     }
 

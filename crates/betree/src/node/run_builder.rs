@@ -193,7 +193,7 @@ fn encode_ranges<'a>(
                 w.u8(1);
                 put_translation(&mut w, &target.translation);
                 w.u64(target.node.id().0);
-                w.u8(target.node.height());
+                w.varint(target.node.height().into());
                 children.push(target.node.clone());
             }
         }

@@ -28,7 +28,7 @@ use crate::node::buffer::Pressure;
 use crate::node::filter::Filter;
 use crate::node::handle::{ALLOCATION_BYTES, HANDLE_BYTES, Handle, Kind};
 use crate::node::message::{RangeMsg, Target};
-use crate::node::wire::{MALFORMED, put_bytes, take_bytes, take_hi, take_translation};
+use crate::node::wire::{MALFORMED, put_bytes, take_bytes, take_height, take_hi, take_translation};
 use crate::sync::Mutex;
 
 pub(crate) const RUN_MAGIC: u32 = u32::from_le_bytes(*b"RRUN");
@@ -156,7 +156,7 @@ impl RunIndex {
         front: &[u8],
         kind: Kind,
         used_bytes: u32,
-        handle: &mut dyn FnMut(u64, u8) -> Option<Arc<Handle>>,
+        handle: &mut dyn FnMut(u64, u32) -> Option<Arc<Handle>>,
     ) -> std::result::Result<RunIndex, DecodeError> {
         let mut r = Reader::new(front);
         let (magic, found, zero8, zero16) = (r.u32()?, r.u8()?, r.u8()?, r.u16()?);
@@ -381,7 +381,7 @@ impl BlockMeta {
 /// Decodes a range message of an index; `handle` finds the node of a GOTO.
 fn take_range_message(
     r: &mut Reader<'_>,
-    handle: &mut dyn FnMut(u64, u8) -> Option<Arc<Handle>>,
+    handle: &mut dyn FnMut(u64, u32) -> Option<Arc<Handle>>,
 ) -> std::result::Result<(KeyRange, RangeMsg), DecodeError> {
     let lo = Bytes::copy_from_slice(take_bytes(r)?);
     let range = KeyRange::new(lo, take_hi(r)?);
@@ -392,9 +392,9 @@ fn take_range_message(
         0 => RangeMsg::Null,
         1 => {
             let translation = take_translation(r)?;
-            let (id, height) = (r.u64()?, r.u8()?);
+            let (id, height) = (r.u64()?, take_height(r)?);
             // A target of the greatest height could have no node above it.
-            if !range.shares_prefix(translation.strip) || height == u8::MAX {
+            if !range.shares_prefix(translation.strip) || height == u32::MAX {
                 return Err(MALFORMED);
             }
             RangeMsg::Goto(Target {

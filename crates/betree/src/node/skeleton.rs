@@ -34,7 +34,7 @@ use crate::key::range::{KeyRange, min_hi};
 use crate::key::translation::Translation;
 use crate::node::handle::{ALLOCATION_BYTES, HANDLE_BYTES, Handle};
 use crate::node::wire::{
-    MALFORMED, put_hi, put_key, put_translation, take_bytes, take_hi, take_translation,
+    MALFORMED, put_hi, put_key, put_translation, take_bytes, take_height, take_hi, take_translation,
 };
 
 const SKELETON_MAGIC: u32 = u32::from_le_bytes(*b"RSKL");
@@ -43,15 +43,15 @@ const ITEMS_MAX: u32 = 1 << 20;
 
 /// Nodes above this height are flattened when the node above them is maintained, if that makes them
 /// lower.
-pub(crate) const HEIGHT_SOFT: u8 = 24;
+pub(crate) const HEIGHT_SOFT: u32 = 24;
 /// A clone of a greater height first has its source flushed and flattened.
-pub(crate) const HEIGHT_PATIENT: u8 = 64;
+pub(crate) const HEIGHT_PATIENT: u32 = 64;
 /// No clone is made of a greater height. Heights grow by one for each clone of a range that holds
 /// the clone before. A height that flattening cannot take back doubles the logical size each time.
-pub(crate) const HEIGHT_MAX: u8 = 160;
+pub(crate) const HEIGHT_MAX: u32 = 1 << 31;
 /// The limit for clones from the journal. A replay may meet a tree that is flushed to another
 /// degree, and must not refuse a clone that was accepted.
-pub(crate) const HEIGHT_MAX_REPLAYED: u8 = 240;
+pub(crate) const HEIGHT_MAX_REPLAYED: u32 = HEIGHT_MAX + (1 << 24);
 
 /// The node below an edge.
 #[derive(Clone, Debug)]
@@ -96,7 +96,7 @@ pub(crate) struct SegRef {
     /// From the key space of this node to that of the segment.
     pub(crate) translation: Translation,
     /// Greatest height of a GOTO target in the segment, plus one; zero without.
-    pub(crate) goto_height: u8,
+    pub(crate) goto_height: u32,
     /// Bytes of messages, estimated when the reference was made.
     pub(crate) bytes: u64,
 }
@@ -119,7 +119,7 @@ impl SegRef {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Skeleton {
-    pub(crate) height: u8,
+    pub(crate) height: u32,
     /// End of the node's key range; its start is the `lo` of the first edge.
     pub(crate) hi: Option<Bytes>,
     pub(crate) edges: Vec<Edge>,
@@ -130,7 +130,7 @@ pub(crate) struct Skeleton {
 
 impl Skeleton {
     /// A node without children and messages.
-    pub(crate) fn empty(height: u8, range: KeyRange) -> Self {
+    pub(crate) fn empty(height: u32, range: KeyRange) -> Self {
         let edge = Edge {
             lo: range.lo,
             watermark: 0,
@@ -262,7 +262,7 @@ impl Skeleton {
     }
 
     /// Greatest height below, from edges and GOTO targets.
-    pub(crate) fn height_below(&self) -> u8 {
+    pub(crate) fn height_below(&self) -> u32 {
         let edges = self
             .edges
             .iter()
@@ -280,7 +280,7 @@ impl Skeleton {
     ///
     /// # Errors
     /// `Corrupt` when no label is left, as above a node that no volume can hold.
-    pub(crate) fn label(&self) -> error::Result<u8> {
+    pub(crate) fn label(&self) -> error::Result<u32> {
         let label = self.height_below().checked_add(1);
         label.ok_or_else(|| Error::Corrupt {
             what: "skeleton",
@@ -353,9 +353,7 @@ impl Skeleton {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();
         w.u32(SKELETON_MAGIC);
-        w.u8(self.height);
-        w.u8(0);
-        w.u16(0);
+        w.u32(self.height);
         w.u32(u32::try_from(self.edges.len()).expect("edges of a node fit 32 bits"));
         w.u32(u32::try_from(self.segs.len()).expect("segments of a node fit 32 bits"));
         w.u64(self.next_ord);
@@ -369,7 +367,7 @@ impl Skeleton {
                     w.u8(1);
                     put_translation(&mut w, &child.translation);
                     w.u64(child.node.id().0);
-                    w.u8(child.node.height());
+                    w.varint(child.node.height().into());
                     w.varint(child.live_bytes);
                 }
             }
@@ -380,7 +378,7 @@ impl Skeleton {
             put_key(&mut w, &seg.clip.lo);
             put_hi(&mut w, seg.clip.hi.as_ref());
             put_translation(&mut w, &seg.translation);
-            w.u8(seg.goto_height);
+            w.varint(seg.goto_height.into());
             w.varint(seg.bytes);
         }
         w.into_vec()
@@ -389,15 +387,13 @@ impl Skeleton {
     /// Decodes and checks T1 to T4. `handle(id, height)` finds a child, `run(id)` a segment.
     pub(crate) fn decode(
         bytes: &[u8],
-        handle: &mut dyn FnMut(u64, u8) -> Option<Arc<Handle>>,
+        handle: &mut dyn FnMut(u64, u32) -> Option<Arc<Handle>>,
         run: &mut dyn FnMut(u64) -> Option<Arc<Handle>>,
     ) -> Result<Skeleton, DecodeError> {
         let mut r = Reader::new(bytes);
-        let (magic, height, zero8, zero16) = (r.u32()?, r.u8()?, r.u8()?, r.u16()?);
+        let (magic, height) = (r.u32()?, r.u32()?);
         let (edges, segs, next_ord) = (r.u32()?, r.u32()?, r.u64()?);
         if magic != SKELETON_MAGIC
-            || zero8 != 0
-            || zero16 != 0
             || height == 0
             || edges == 0
             || edges.max(segs) > ITEMS_MAX
@@ -451,8 +447,8 @@ impl Edge {
     /// Decodes an edge of a node of `height`; `handle` finds the node of the child.
     fn decode(
         r: &mut Reader<'_>,
-        height: u8,
-        handle: &mut dyn FnMut(u64, u8) -> Option<Arc<Handle>>,
+        height: u32,
+        handle: &mut dyn FnMut(u64, u32) -> Option<Arc<Handle>>,
     ) -> Result<Self, DecodeError> {
         let lo = Bytes::copy_from_slice(take_bytes(r)?);
         let watermark = r.varint()?;
@@ -460,7 +456,7 @@ impl Edge {
             0 => None,
             1 => {
                 let translation = take_translation(r)?;
-                let (id, child_height, live_bytes) = (r.u64()?, r.u8()?, r.varint()?);
+                let (id, child_height, live_bytes) = (r.u64()?, take_height(r)?, r.varint()?);
                 if child_height >= height {
                     return Err(MALFORMED);
                 }
@@ -490,7 +486,7 @@ impl SegRef {
         let lo = Bytes::copy_from_slice(take_bytes(r)?);
         let clip = KeyRange::new(lo, take_hi(r)?);
         let translation = take_translation(r)?;
-        let (goto_height, bytes) = (r.u8()?, r.varint()?);
+        let (goto_height, bytes) = (take_height(r)?, r.varint()?);
         if clip.is_empty() || !clip.shares_prefix(translation.strip) {
             return Err(MALFORMED);
         }

@@ -26,7 +26,7 @@ pub(crate) struct Trailer {
     /// Number of the opening of the volume that wrote the node.
     pub(crate) opening: u64,
     pub(crate) kind: Kind,
-    pub(crate) height: u8,
+    pub(crate) height: u32,
     /// The place of the node; of a second copy, that of the first one.
     pub(crate) place: Place,
 }
@@ -50,8 +50,7 @@ impl Trailer {
         w.u64(0);
         w.raw(&MAGIC);
         w.u8(self.kind as u8);
-        w.u8(self.height);
-        w.u16(0);
+        w.raw(&[0; 3]);
         w.u64(self.id.0);
         w.u64(self.opening);
         w.u64(self.place.extent.addr);
@@ -59,7 +58,8 @@ impl Trailer {
         w.u32(u32::try_from(blocks).expect("a node is far below 4 GiB"));
         w.u32(self.place.used_bytes);
         w.u64(self.place.checksum);
-        w.u64(0);
+        w.u32(self.height);
+        w.u32(0);
         let mut bytes = w.into_vec();
         let sum = sum(seed, &bytes[8..]);
         bytes[..8].copy_from_slice(&sum.to_le_bytes());
@@ -83,12 +83,12 @@ impl Trailer {
             3 => Kind::Skeleton,
             _ => return None,
         };
-        let (height, reserved) = (r.u8().ok()?, r.u16().ok()?);
+        let reserved = r.take(3).ok()?;
         let (id, opening, addr) = (r.u64().ok()?, r.u64().ok()?, r.u64().ok()?);
         let (blocks, used_bytes) = (r.u32().ok()?, r.u32().ok()?);
-        let (checksum, rest) = (r.u64().ok()?, r.u64().ok()?);
+        let (checksum, height, rest) = (r.u64().ok()?, r.u32().ok()?, r.u32().ok()?);
         let extent = Extent::new(addr, u64::from(blocks) * BLOCK_BYTES);
-        let is_sound = reserved == 0
+        let is_sound = *reserved == [0; 3]
             && rest == 0
             && id > 0
             && (kind == Kind::Skeleton) == (height > 0)
@@ -126,9 +126,9 @@ mod tests {
     }
 
     /// As in `docs/format.md`.
-    const GOLDEN: &str = "6144c0976cb34e5e 524e4f4403020000 0700000000000000 \
+    const GOLDEN: &str = "22ed7ea5ff43d89d 524e4f4403000000 0700000000000000 \
         0500000000000000 0000200000000000 03000000012f0000 \
-        8877665544332211 0000000000000000";
+        8877665544332211 0200000000000000";
 
     #[test]
     fn bytes_of_a_trailer_are_pinned() {
@@ -139,6 +139,11 @@ mod tests {
             .collect();
         assert_eq!(words.join(" "), GOLDEN);
         assert_eq!(Trailer::decode(9, &bytes), Some(trailer()));
+        let high = Trailer {
+            height: u32::MAX - 1,
+            ..trailer()
+        };
+        assert_eq!(Trailer::decode(9, &high.encode(9)), Some(high));
     }
 
     #[test]

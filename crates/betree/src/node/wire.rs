@@ -46,6 +46,11 @@ pub(crate) fn take_translation(
     })
 }
 
+/// A height label, written as a varint.
+pub(crate) fn take_height(r: &mut Reader<'_>) -> std::result::Result<u32, DecodeError> {
+    u32::try_from(r.varint()?).map_err(|_| MALFORMED)
+}
+
 pub(crate) fn put_key(w: &mut Writer, key: &[u8]) {
     put_bytes(w, key);
 }

@@ -112,7 +112,7 @@ pub(crate) fn outside(node: &Skeleton) -> Error {
     }
 }
 
-pub(crate) fn check_falls(height: u8, base: &Base) -> Result<()> {
+pub(crate) fn check_falls(height: u32, base: &Base) -> Result<()> {
     match base {
         Base::Node(next, _) if next.height() >= height => {
             let detail = format!(

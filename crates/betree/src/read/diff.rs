@@ -256,7 +256,7 @@ fn side_over(view: &View, shown: &KeyRange, up: Translation, whole: &KeyRange) -
     TreeScan::of_frames(frames)
 }
 
-fn height(base: &Base) -> Option<u8> {
+fn height(base: &Base) -> Option<u32> {
     match base {
         Base::Nothing => None,
         Base::Node(node, _) => Some(node.height()),

@@ -64,6 +64,17 @@ pub(crate) struct TreeScan {
     jobs: VecDeque<Arc<Job>>,
 }
 
+/// Most runs over a piece that is looked for.
+const OVERLAYS_MAX: usize = 192;
+
+/// Outcome of [`TreeScan::next_piece`].
+pub(crate) enum NextPiece {
+    Found(Frame),
+    End,
+    /// The next piece lies below too many nodes.
+    TooFar,
+}
+
 /// The pieces of the image of `range` under `translation`, in the key space of `range`, the
 /// leftmost one last: one piece for each range message of the memory buffer there, and one for each
 /// gap.
@@ -209,21 +220,30 @@ impl TreeScan {
             .or_else(|| next_of_view(&mut self.rest, &Translation::identity()))
     }
 
-    /// The next uniform piece over nothing or over a node that is not higher than `height`.
+    /// The next uniform piece over nothing or over a node that is not higher than `height`, if it
+    /// opens at most `opens` nodes on the way and finds at most [`OVERLAYS_MAX`] runs over it.
     pub(crate) fn next_piece(
         &mut self,
         prefetch: &Prefetcher,
-        height: u8,
-    ) -> Result<Option<Frame>> {
+        height: u32,
+        opens: &mut usize,
+    ) -> Result<NextPiece> {
         loop {
             let Some(frame) = self.next_frame() else {
-                return Ok(None);
+                return Ok(NextPiece::End);
             };
             match &frame.base {
-                Base::Node(node, _) if node.height() > height => self.open(prefetch, frame)?,
-                Base::Draft(_) => self.open(prefetch, frame)?,
-                Base::Node(..) | Base::Nothing => return Ok(Some(frame)),
+                Base::Node(node, _) if node.height() <= height => {
+                    return Ok(NextPiece::Found(frame));
+                }
+                Base::Nothing => return Ok(NextPiece::Found(frame)),
+                Base::Node(..) | Base::Draft(_) => {}
             }
+            if *opens == 0 || frame.overlays.len() > OVERLAYS_MAX {
+                return Ok(NextPiece::TooFar);
+            }
+            *opens -= 1;
+            self.open(prefetch, frame)?;
         }
     }
 

@@ -8,24 +8,26 @@ use crate::error::{Error, Result};
 use crate::key::translation::Translation;
 use crate::node::skeleton::{Child, Edge, Skeleton};
 use crate::paths::StructuralPath;
-use crate::reshape::convert::Converter;
 use crate::reshape::make::NodeMaker;
+use crate::reshape::narrow::Narrower;
 use crate::reshape::pending::Survey;
 use crate::reshape::split::Splitter;
 use crate::shape::TreeShape;
 use crate::store::cache::NodeCache;
 use crate::store::sharing::Sharing;
 use crate::store::store::Store;
+use crate::store::unflattenable::Unflattenable;
 
 /// Opens and closes interior children of a node.
 #[derive(Clone, Copy)]
 pub(crate) struct Children<'a> {
     pub(crate) nodes: &'a NodeCache,
     pub(crate) survey: Survey<'a>,
-    converter: Converter<'a>,
+    narrower: Narrower<'a>,
     splitter: Splitter<'a>,
     maker: NodeMaker<'a>,
     sharing: &'a Sharing,
+    unflattenable: &'a Unflattenable,
     shape: &'a TreeShape,
     counters: &'a Counters,
 }
@@ -35,10 +37,11 @@ impl<'a> Children<'a> {
         Self {
             nodes: &store.nodes,
             survey: Survey::of(store),
-            converter: Converter::of(store),
+            narrower: Narrower::of(store),
             splitter: Splitter::of(store),
             maker: NodeMaker::of(store),
             sharing: &store.sharing,
+            unflattenable: &store.unflattenable,
             shape: &store.shape,
             counters: &store.counters,
         }
@@ -72,7 +75,7 @@ impl<'a> Children<'a> {
             (last, before.hi != clipped.hi),
         ] {
             if cut && let Some(child) = copy.edges[at].child.take() {
-                copy.edges[at].child = self.converter.narrow(child, &copy.edge_range(at))?;
+                copy.edges[at].child = self.narrower.narrow(child, &copy.edge_range(at))?;
             }
         }
         if is_shared {
@@ -106,6 +109,9 @@ impl<'a> Children<'a> {
         let prefix = node.edges[at].lo.slice(..lift);
         let up = Translation::prepending(prefix);
         let watermark = node.next_step();
+        // Flattening helps the changed node no more than the one before.
+        let was = node.edges[at].child.as_ref().map(|child| child.node.id());
+        let stays = was.is_some_and(|id| self.unflattenable.contains(id));
         let mut edges = Vec::new();
         let before = match child.width() > self.shape.fanout {
             true => Some(self.unchanged_child(node, at, lift)?),
@@ -141,6 +147,9 @@ impl<'a> Children<'a> {
                 continue;
             }
             let child = self.maker.child_of(part, lift)?;
+            if stays {
+                self.unflattenable.insert(child.node.id());
+            }
             edges.push(Edge {
                 lo,
                 watermark,

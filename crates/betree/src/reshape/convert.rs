@@ -6,13 +6,15 @@ use crate::store::cache::NodeCache;
 use bytes::Bytes;
 use ramet_block::failpoints::{self, Fault};
 
-use crate::error::{Result, if_readable};
+use crate::error::Result;
 use crate::key::range::{KeyRange, below, min_hi};
 use crate::node::handle::Kind;
 use crate::node::message::RangeMsg;
 use crate::node::run_view::RangeAt;
 use crate::node::skeleton::{Child, Edge, Skeleton};
 use crate::paths::StructuralPath;
+use crate::reshape::absorb::{Absorber, Unsettled, Waits};
+use crate::reshape::narrow::Narrower;
 use crate::store::store::Store;
 
 /// The future of a part of an edge's range.
@@ -87,6 +89,8 @@ impl Skeleton {
 pub(crate) struct Converter<'a> {
     nodes: &'a NodeCache,
     counters: &'a Counters,
+    absorber: Absorber<'a>,
+    narrower: Narrower<'a>,
 }
 
 impl<'a> Converter<'a> {
@@ -94,37 +98,44 @@ impl<'a> Converter<'a> {
         Self {
             nodes: &store.nodes,
             counters: &store.counters,
+            absorber: Absorber::of(store),
+            narrower: Narrower::of(store),
         }
     }
 
-    pub(crate) fn convert(&self, node: &mut Skeleton, top: bool) -> Result<()> {
+    /// Turns range messages of a node into edges, where that is due. Returns the edges whose
+    /// children are new, and were not maintained yet.
+    pub(crate) fn convert(&self, node: &mut Skeleton) -> Result<Vec<usize>> {
         let mut with_ranges = false;
         for seg in &node.segs {
             with_ranges |= self.nodes.run(&seg.run)?.has_ranges();
         }
         if !with_ranges {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let mut edges = Vec::with_capacity(node.edges.len());
         for at in 0..node.edges.len() {
             let pieces = self.pieces(node, at)?;
-            self.convert_edge(node, at, pieces, &mut edges)?;
+            self.convert_edge(node, at, pieces, &mut edges);
         }
+        let (edges, unsettled) = edges.into_iter().unzip();
         node.edges = edges;
-        self.join_alike(node)?;
-        let height = node.label()?;
-        assert!(
-            top || height <= node.height,
-            "T3: a GOTO sinks only into nodes above its target"
-        );
-        node.height = height;
-        Ok(())
+        let mut unsettled = Unsettled(unsettled);
+        self.absorber.absorb(node, &mut unsettled)?;
+        for at in unsettled.all(Waits::Narrow) {
+            self.narrower.narrow_edge(node, at)?;
+        }
+        self.join_alike(node, &mut unsettled)?;
+        // An edge that absorbed others may lead to a higher node than before. The node above gets a
+        // new label when this one takes its place there.
+        node.height = node.label()?;
+        Ok(unsettled.all(Waits::Maintain))
     }
 
     /// Joins neighbours that show the same interior child in the same way. A GOTO over several
     /// edges makes such neighbours. While they are several, each clone of that range needs a copy
     /// of this node, one level higher each time.
-    fn join_alike(&self, node: &mut Skeleton) -> Result<()> {
+    fn join_alike(&self, node: &mut Skeleton, unsettled: &mut Unsettled) -> Result<()> {
         let mut at = 0;
         while at < node.edges.len() {
             let mut end = at + 1;
@@ -133,6 +144,7 @@ impl<'a> Converter<'a> {
             }
             if end > at + 1 {
                 node.edges.drain(at + 1..end);
+                unsettled.join(at..end);
                 let range = node.edge_range(at);
                 if let Some(child) = &mut node.edges[at].child {
                     let whole = self.nodes.skeleton(&child.node)?;
@@ -213,16 +225,17 @@ impl<'a> Converter<'a> {
     }
 
     /// Puts the edges that take the place of edge `edge_at`, which was cut into `pieces`, behind
-    /// those of `out`.
+    /// those of `out`, and says of each whether its child is to be narrowed. Parts that were cut off
+    /// from an edge must not be kept alive by it, nor add to heights.
     fn convert_edge(
         &self,
         node: &Skeleton,
         edge_at: usize,
         pieces: Vec<(KeyRange, Piece)>,
-        out: &mut Vec<Edge>,
-    ) -> Result<()> {
+        out: &mut Vec<(Edge, Waits)>,
+    ) {
         let edge = &node.edges[edge_at];
-        let count = pieces.len();
+        let (count, first) = (pieces.len(), out.len());
         // Edges in `out` that keep the child, and whether a GOTO waits for each.
         let mut kept: Vec<(usize, bool)> = Vec::new();
         let mut goes_on = false;
@@ -230,15 +243,12 @@ impl<'a> Converter<'a> {
             match fate {
                 Fate::Edge { child, watermark } => {
                     self.count_conversion(edge, n, count);
-                    let child = match child {
-                        Some(child) => self.narrow(child, &range)?,
-                        None => None,
-                    };
-                    out.push(Edge {
+                    let made = Edge {
                         lo: range.lo,
                         watermark,
                         child,
-                    });
+                    };
+                    out.push((made, Waits::Narrow));
                     goes_on = false;
                 }
                 Fate::Stays { goto_waits } => {
@@ -247,11 +257,11 @@ impl<'a> Converter<'a> {
                     }
                     if !goes_on {
                         kept.push((out.len(), false));
-                        out.push(Edge {
+                        let left = Edge {
                             lo: range.lo,
-                            watermark: edge.watermark,
-                            child: edge.child.clone(),
-                        });
+                            ..edge.clone()
+                        };
+                        out.push((left, Waits::Nothing));
                         goes_on = true;
                     }
                     if let Some((_, waits)) = kept.last_mut() {
@@ -260,24 +270,15 @@ impl<'a> Converter<'a> {
                 }
             }
         }
-        let is_whole =
-            matches!(kept[..], [(at, _)] if out[at].lo == edge.lo && at + 1 == out.len());
-        if count == 1 || is_whole {
-            return Ok(());
-        }
-        // An edge may go on over several pieces: only now is the end of each edge known. An edge
-        // that a GOTO waits for keeps its child, which is higher than the target.
-        for (at, _) in kept.into_iter().filter(|(_, goto_waits)| !goto_waits) {
-            let hi = match out.get(at + 1) {
-                Some(next) => Some(next.lo.clone()),
-                None => node.edge_hi(edge_at),
+        let is_whole = matches!(kept[..], [(at, _)] if at == first && at + 1 == out.len());
+        // An edge that a GOTO waits for keeps its child, which is higher than the target.
+        for (at, goto_waits) in kept {
+            out[at].1 = match (goto_waits, is_whole) {
+                (true, _) => Waits::Goto,
+                (false, false) => Waits::Narrow,
+                (false, true) => Waits::Nothing,
             };
-            let range = KeyRange::new(out[at].lo.clone(), hi);
-            if let Some(child) = out[at].child.take() {
-                out[at].child = self.narrow(child, &range)?;
-            }
         }
-        Ok(())
     }
 
     /// Counts that piece `n` of the `count` pieces of `edge` becomes an edge.
@@ -291,68 +292,6 @@ impl<'a> Converter<'a> {
             (_, _, true) => counters.took(StructuralPath::OverlapsRight),
             _ => counters.took(StructuralPath::OverlapsBoth),
         }
-    }
-
-    /// Whether edge `at` sees a message in `range`, a part of its own range.
-    fn sees_messages(&self, node: &Skeleton, at: usize, range: &KeyRange) -> Result<bool> {
-        let edge = &node.edges[at];
-        for seg in node.visible(edge) {
-            let part = seg.clip.intersect(range);
-            let with_ranges = seg.ranges_step() >= edge.watermark;
-            if !part.is_empty()
-                && self
-                    .nodes
-                    .run(&seg.run)?
-                    .measure_pressure(self.nodes, &seg.translation.range(&part), with_ranges)?
-                    .count
-                    > 0
-            {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// The lowest node that holds all that `range` sees of `child`, with the live bytes; `None`
-    /// when it sees nothing. Parts that were cut off from an edge must not be kept alive by it, nor
-    /// add to heights.
-    pub(crate) fn narrow(&self, mut child: Child, range: &KeyRange) -> Result<Option<Child>> {
-        while child.node.kind() == Kind::Skeleton {
-            // The part that is seen of an unreadable child is not known.
-            let Some(node) = if_readable(self.nodes.skeleton(&child.node))? else {
-                return Ok(Some(child));
-            };
-            let inside = child.translation.range(range);
-            let at = node.edge_of(&inside.lo);
-            let sees = || if_readable(self.sees_messages(&node, at, &inside));
-            if !node.edge_range(at).covers(&inside) || sees()?.unwrap_or(true) {
-                child.live_bytes = node.live_bytes_in(&inside);
-                return Ok(Some(child));
-            }
-            let Some(below) = &node.edges[at].child else {
-                return Ok(None);
-            };
-            child = Child {
-                translation: child.translation.then(&below.translation),
-                ..below.clone()
-            };
-        }
-        let Some(run) = if_readable(self.nodes.run(&child.node))? else {
-            return Ok(Some(child));
-        };
-        let inside = child.translation.range(range);
-        let mut bytes = run.estimate_bytes(&inside);
-        // Of few blocks most may lie outside. Then the points inside are counted.
-        if bytes <= 4 * self.nodes.block_bytes
-            && let Some(exact) = if_readable(run.measure_pressure(self.nodes, &inside, false))?
-        {
-            if exact.count == 0 {
-                return Ok(None);
-            }
-            bytes = exact.bytes;
-        }
-        child.live_bytes = bytes as u64;
-        Ok(Some(child))
     }
 }
 
@@ -411,7 +350,9 @@ mod tests {
                 .map(|(lo, &(watermark, child))| edge(lo, watermark, child));
             node.edges = edges.collect();
             node.hi = Some(Bytes::from_static(b"eb"));
-            Converter::of(store).join_alike(&mut node).unwrap();
+            let mut unsettled = Unsettled(vec![Waits::Nothing; node.edges.len()]);
+            let converter = Converter::of(store);
+            converter.join_alike(&mut node, &mut unsettled).unwrap();
             node.edges
         };
         let joined = left(&[(3, &child), (3, &child), (3, &child)]);

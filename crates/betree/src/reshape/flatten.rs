@@ -13,29 +13,33 @@
 //! ```
 //!
 //! Lower nodes stay shared and leaves are not read; messages of the levels taken apart move to the
-//! new nodes. A doubling chain of clones has exponentially many pieces. It stays as it is, with a
-//! height in proportion to its logical size.
+//! new nodes. A doubling chain of clones has exponentially many pieces over few nodes. It stays as
+//! it is: its height counts copies of copies, which only a path that names them crosses.
 
 use crate::counters::Counters;
-use crate::reshape::convert::Converter;
 use crate::reshape::make::NodeMaker;
+use crate::reshape::narrow::Narrower;
 use crate::shape::TreeShape;
 use crate::store::handles::Handles;
 use crate::store::prefetch::Prefetcher;
 use crate::store::unflattenable::Unflattenable;
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::error::Result;
+use crate::error::{Result, if_readable};
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
 use crate::node::buffer::Buffer;
+use crate::node::handle::{Handle, Kind};
+use crate::node::message::RangeMsg;
 use crate::node::skeleton::{Child, Edge, Skeleton};
 use crate::paths::StructuralPath;
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::read::cut::Base;
-use crate::read::scan::{Frame, TreeScan};
+use crate::read::scan::{Frame, NextPiece, TreeScan};
 use crate::reshape::split::width;
 use crate::store::sharing::Sharing;
 use crate::store::store::Store;
@@ -44,6 +48,40 @@ use crate::store::store::Store;
 const BYTES_MIN: usize = 64 << 10;
 /// Most pieces that one flattening handles.
 const PIECES_MAX: usize = 1024;
+/// Of so many pieces over nodes and more, at least half lie over nodes of their own. Else most of
+/// them are copies of copies: their number has nothing to do with the number of nodes.
+const PIECES_LEAST: usize = 48;
+/// Most nodes that one flattening opens.
+const OPENS_MAX: usize = 2048;
+/// The same for nodes on the way down, before anything is built. So many are looked at, at most.
+const LOOKED_AT_LEAST: usize = 24;
+const LOOKED_AT_MAX: usize = 256;
+
+/// A node on the way down, with the part of it that is shown. The highest one is the greatest.
+struct Shown {
+    node: Arc<Handle>,
+    range: KeyRange,
+}
+
+impl Ord for Shown {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.node.height().cmp(&other.node.height())
+    }
+}
+
+impl PartialOrd for Shown {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Shown {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Shown {}
 
 /// The bottom nodes of a tree that is being built, in key order.
 struct Builder<'a> {
@@ -63,7 +101,7 @@ struct Builder<'a> {
 pub(crate) struct Flattener<'a> {
     prefetch: &'a Prefetcher,
     handles: &'a Handles,
-    converter: Converter<'a>,
+    narrower: Narrower<'a>,
     maker: NodeMaker<'a>,
     unflattenable: &'a Unflattenable,
     sharing: &'a Sharing,
@@ -76,7 +114,7 @@ impl<'a> Flattener<'a> {
         Self {
             prefetch: &store.prefetch,
             handles: &store.handles,
-            converter: Converter::of(store),
+            narrower: Narrower::of(store),
             maker: NodeMaker::of(store),
             unflattenable: &store.unflattenable,
             sharing: &store.sharing,
@@ -86,7 +124,7 @@ impl<'a> Flattener<'a> {
     }
 
     /// Flattens the interior children of `node` that are higher than `height_soft`.
-    pub(crate) fn flatten_high(&self, node: &mut Skeleton, height_soft: u8) -> Result<()> {
+    pub(crate) fn flatten_high(&self, node: &mut Skeleton, height_soft: u32) -> Result<()> {
         let mut at = 0;
         while at < node.edges.len() {
             let high = node.edges[at].child.as_ref().map(|c| &c.node);
@@ -96,7 +134,12 @@ impl<'a> Flattener<'a> {
                 at += 1;
                 continue;
             };
-            let Some(edges) = self.flatten(node, at, height)? else {
+            let edges = if self.holds_copies_of_copies(node, at)? {
+                None
+            } else {
+                self.flatten(node, at, height)?
+            };
+            let Some(edges) = edges else {
                 // Nodes never change, so a second attempt would fail too.
                 self.unflattenable.insert(id);
                 at += 1;
@@ -110,13 +153,65 @@ impl<'a> Flattener<'a> {
         Ok(())
     }
 
+    /// Whether paths below edge `at` meet the same nodes again and again: then there are far more
+    /// paths than nodes. It looks at the highest nodes first.
+    fn holds_copies_of_copies(&self, node: &Skeleton, at: usize) -> Result<bool> {
+        let nodes = &self.prefetch.nodes;
+        let shown = |child: &Child, range: &KeyRange| Shown {
+            node: child.node.clone(),
+            range: child.translation.range(range),
+        };
+        let child = node.edges[at].child.as_ref();
+        let mut heap: BinaryHeap<Shown> = child
+            .map(|child| shown(child, &node.edge_range(at)))
+            .into_iter()
+            .collect();
+        let mut seen = HashSet::new();
+        for count in 1..=LOOKED_AT_MAX {
+            let Some(next) = heap.pop() else {
+                return Ok(false);
+            };
+            seen.insert(next.node.id().0);
+            if count >= LOOKED_AT_LEAST && 2 * seen.len() < count {
+                return Ok(true);
+            }
+            let Some(below) = if_readable(nodes.skeleton(&next.node))? else {
+                return Ok(true);
+            };
+            for seg in below.segs.iter().filter(|seg| seg.goto_height > 0) {
+                let inside = seg.translation.range(&seg.clip.intersect(&next.range));
+                let Some(run) = if_readable(nodes.run(&seg.run))? else {
+                    return Ok(true);
+                };
+                for (range, msg) in run.ranges_in(&inside) {
+                    if let RangeMsg::Goto(target) = msg {
+                        heap.push(Shown {
+                            range: target.translation.range(&range),
+                            node: target.node,
+                        });
+                    }
+                }
+            }
+            for at in 0..below.edges.len() {
+                let inside = below.edge_range(at).intersect(&next.range);
+                let child = below.edges[at].child.as_ref();
+                let child = child.filter(|c| c.node.kind() == Kind::Skeleton);
+                if let Some(child) = child.filter(|_| !inside.is_empty()) {
+                    heap.push(shown(child, &inside));
+                }
+            }
+        }
+        Ok(false)
+    }
+
     /// The edges that take the place of edge `at`, whose child has the given height; `None` when
     /// they would not be lower.
-    fn flatten(&self, node: &Skeleton, at: usize, height: u8) -> Result<Option<Vec<Edge>>> {
+    fn flatten(&self, node: &Skeleton, at: usize, height: u32) -> Result<Option<Vec<Edge>>> {
         let height_max = height - height / 8;
+        let mut opens = OPENS_MAX;
         // Further down there may be too many pieces; further up flattening gains less.
         for base_height in [0, height / 4, height / 2, height / 4 * 3] {
-            let Some(mut edges) = self.rebuild_over(node, at, base_height)? else {
+            let Some(mut edges) = self.rebuild_over(node, at, base_height, &mut opens)? else {
                 continue;
             };
             let new_height = edges
@@ -136,7 +231,8 @@ impl<'a> Flattener<'a> {
         &self,
         node: &Skeleton,
         at: usize,
-        base_height: u8,
+        base_height: u32,
+        opens: &mut usize,
     ) -> Result<Option<Vec<Edge>>> {
         let range = node.edge_range(at);
         let draft = node.clipped(&range);
@@ -149,10 +245,20 @@ impl<'a> Flattener<'a> {
             hi: None,
             bytes: 0,
         };
+        let (mut nodes, mut over_nodes) = (HashSet::new(), 0);
         for _ in 0..PIECES_MAX {
-            let Some(piece) = pieces.next_piece(self.prefetch, base_height)? else {
-                return builder.finish().map(Some);
+            let piece = match pieces.next_piece(self.prefetch, base_height, opens)? {
+                NextPiece::Found(piece) => piece,
+                NextPiece::End => return builder.finish().map(Some),
+                NextPiece::TooFar => return Ok(None),
             };
+            if let Base::Node(node, _) = &piece.base {
+                nodes.insert(node.id().0);
+                over_nodes += 1;
+            }
+            if over_nodes >= PIECES_LEAST && 2 * nodes.len() < over_nodes {
+                return Ok(None);
+            }
             builder.add(&piece)?;
             if builder.bytes > self.shape.buffer_bytes.max(BYTES_MIN) {
                 return Ok(None);
@@ -232,7 +338,7 @@ impl Builder<'_> {
                 .map_or_else(|| self.hi.clone(), |next| Some(next.lo.clone()));
             let range = KeyRange::new(edges[at].lo.clone(), hi);
             if let Some(child) = edges[at].child.take() {
-                edges[at].child = self.with.converter.narrow(child, &range)?;
+                edges[at].child = self.with.narrower.narrow(child, &range)?;
             }
         }
         Ok(edges)

@@ -29,6 +29,7 @@
 //! relifted, so its segments and children are shared until they are rewritten themselves.
 
 use crate::counters::Counters;
+use crate::depth::{DEPTH_MAX, with_stack};
 use crate::reshape::child::Children;
 use crate::reshape::compact::Compactor;
 use crate::reshape::compact::drop_dead_segments;
@@ -75,6 +76,8 @@ pub(crate) struct Maintainer<'a> {
     flattener: Flattener<'a>,
     leaves: LeafRewriter<'a>,
     compactor: Compactor<'a>,
+    /// Nodes above those that it maintains.
+    depth: usize,
 }
 
 impl<'a> Maintainer<'a> {
@@ -93,6 +96,15 @@ impl<'a> Maintainer<'a> {
             flattener: Flattener::of(store),
             leaves: LeafRewriter::of(store),
             compactor: Compactor::of(store),
+            depth: 0,
+        }
+    }
+
+    /// For the children of the nodes that this one maintains.
+    fn below(&self) -> Self {
+        Self {
+            depth: self.depth + 1,
+            ..*self
         }
     }
 
@@ -101,7 +113,7 @@ impl<'a> Maintainer<'a> {
     pub(crate) fn maintain(&self, node: &mut Skeleton, top: bool, deep: bool) -> Result<()> {
         // Most messages in the root are in memory only: a checkpoint hands them down.
         let buffers = if top && !deep { 8 } else { 1 };
-        self.maintain_within(node, top, deep, (buffers, Tiers::of_tree(self.shape)))
+        self.maintain_within(node, deep, (buffers, Tiers::of_tree(self.shape)))
     }
 
     /// The same for a node that may hold `buffers` times its buffer, with these limits of its
@@ -109,11 +121,10 @@ impl<'a> Maintainer<'a> {
     pub(crate) fn maintain_within(
         &self,
         node: &mut Skeleton,
-        top: bool,
         deep: bool,
         (buffers, tiers): (usize, Tiers),
     ) -> Result<()> {
-        self.converter.convert(node, top)?;
+        self.convert(node, deep)?;
         // Taking nodes apart costs more than a flush. Between checkpoints it is left to clones that
         // need it.
         self.flattener.flatten_high(
@@ -143,6 +154,26 @@ impl<'a> Maintainer<'a> {
         drop_dead_segments(self.nodes, node)?;
         self.compactor.compact_segments(node)?;
         self.compactor.merge_segments(node, deep, tiers)
+    }
+
+    /// Turns range messages into edges, and maintains the children that this made.
+    fn convert(&self, node: &mut Skeleton, deep: bool) -> Result<()> {
+        let made = self.converter.convert(node)?;
+        if self.depth >= DEPTH_MAX {
+            return Ok(());
+        }
+        // From the last one on, since each may become several edges.
+        for at in made.into_iter().rev() {
+            let child = node.edges[at].child.as_ref();
+            if child.is_some_and(|child| child.node.kind() == Kind::Skeleton) {
+                let (mut child, lift) = self.children.open_child(node, at)?;
+                with_stack(|| self.below().maintain(&mut child, false, deep))?;
+                let edges = self.children.close_child(node, at, child, lift)?;
+                node.edges.splice(at..=at, edges);
+            }
+        }
+        node.height = node.label()?;
+        Ok(())
     }
 
     /// Rewrites the leaves that do not wait for pressure: leaves that lose much, shared leaves with
@@ -228,7 +259,11 @@ impl<'a> Maintainer<'a> {
         loop {
             let candidates = (0..node.edges.len()).filter(|&at| {
                 let (edge, waits) = (&node.edges[at], pending[at]);
-                let is_worth = !edge.is_above_leaf() || self.survey.is_abundant(edge, waits);
+                let is_worth = if edge.is_above_leaf() {
+                    self.survey.is_abundant(edge, waits)
+                } else {
+                    self.depth < DEPTH_MAX
+                };
                 waits.count > 0 && !waits.stays && !waits.held && is_worth
             });
             let is_forced = |at: &usize| {
@@ -290,7 +325,7 @@ impl<'a> Maintainer<'a> {
         self.counters.took(StructuralPath::Flushes);
         self.give(&mut child, messages);
         drop(reservation);
-        self.maintain(&mut child, false, deep)?;
+        with_stack(|| self.below().maintain(&mut child, false, deep))?;
         self.children.close_child(node, at, child, lift)
     }
 
@@ -298,11 +333,9 @@ impl<'a> Maintainer<'a> {
         let goto_height = NodeMaker::goto_height(&messages.ranges);
         if goto_height > 0 {
             self.counters.took(StructuralPath::GotoSinks);
-            assert!(
-                goto_height <= child.height,
-                "T3: a GOTO sinks only into nodes above its target"
-            );
         }
+        // Keeps T3, also if the child was above the target once and is no more.
+        child.height = child.height.max(goto_height);
         self.maker.push_gathered(child, messages);
     }
 
@@ -315,7 +348,7 @@ impl<'a> Maintainer<'a> {
                 at += 1;
                 continue;
             };
-            if pending[at].stays {
+            if pending[at].stays || self.depth >= DEPTH_MAX || !self.debt.visits(child.node.id()) {
                 at += 1;
                 continue;
             }
@@ -326,7 +359,7 @@ impl<'a> Maintainer<'a> {
             let shows_little = 2 * refs * child.edges.len() as u64 <= whole;
             // The messages of the edge go on waiting.
             let watermark = node.edges[at].watermark;
-            self.maintain(&mut child, false, true)?;
+            with_stack(|| self.below().maintain(&mut child, false, true))?;
             if self.counters.structural_work() == before && !shows_little {
                 at += 1;
                 continue;
@@ -347,9 +380,9 @@ impl<'a> Maintainer<'a> {
     /// Pushes all messages above the lowest node covering `range` down to it, so that a clone of
     /// `range` can share that node as it is (BetrFS 0.5, section 3.3).
     pub(crate) fn sink(&self, node: &mut Skeleton, range: &KeyRange, top: bool) -> Result<()> {
-        self.converter.convert(node, top)?;
+        self.convert(node, false)?;
         let at = node.edge_of(&range.lo);
-        let covers = node.edge_range(at).covers(range);
+        let covers = self.depth < DEPTH_MAX && node.edge_range(at).covers(range);
         let kind = node.edges[at].child.as_ref().map(|c| c.node.kind());
         if covers {
             let edges = if kind == Some(Kind::Skeleton) {
@@ -360,11 +393,8 @@ impl<'a> Maintainer<'a> {
                 let reservation = self.space.reserve_spare(bytes + PUSH_BYTES)?;
                 self.give(&mut child, messages);
                 drop(reservation);
-                self.sink(
-                    &mut child,
-                    &Translation::stripping(lift).range(range),
-                    false,
-                )?;
+                let inside = Translation::stripping(lift).range(range);
+                with_stack(|| self.below().sink(&mut child, &inside, false))?;
                 self.children.close_child(node, at, child, lift)?
             } else if self.survey.pending_of_edges(node)?[at].count > 0 {
                 self.leaves.rewrite(node, at, at)?
@@ -372,6 +402,7 @@ impl<'a> Maintainer<'a> {
                 return Ok(());
             };
             node.edges.splice(at..=at, edges);
+            node.height = node.label()?;
         }
         self.maintain(node, top, false)
     }

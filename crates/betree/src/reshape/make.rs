@@ -78,7 +78,7 @@ impl<'a> NodeMaker<'a> {
         }
     }
 
-    pub(crate) fn goto_height(run: &Buffer) -> u8 {
+    pub(crate) fn goto_height(run: &Buffer) -> u32 {
         let heights = run.ranges().filter_map(|(_, e)| match &e.msg {
             RangeMsg::Goto(t) => Some(t.node.height() + 1),
             RangeMsg::Null => None,

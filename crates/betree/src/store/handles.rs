@@ -19,6 +19,7 @@
 //! dirty nodes. No lock is held while a handle is dropped, since handles of other nodes are dropped
 //! with its contents.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -76,7 +77,7 @@ impl Handles {
 
     /// The handle of a node that a checkpoint names; `None` when the node is known to be of another
     /// kind or height.
-    pub(crate) fn recorded(&self, id: NodeId, kind: Kind, height: u8) -> Option<Arc<Handle>> {
+    pub(crate) fn recorded(&self, id: NodeId, kind: Kind, height: u32) -> Option<Arc<Handle>> {
         let mut handles = self.all.lock();
         let known = handles.get(&id.0).and_then(Weak::upgrade);
         if let Some(handle) = known {
@@ -89,7 +90,7 @@ impl Handles {
     }
 
     /// The same for a leaf, at height 0, or an interior node.
-    pub(crate) fn recorded_child(&self, id: u64, height: u8) -> Option<Arc<Handle>> {
+    pub(crate) fn recorded_child(&self, id: u64, height: u32) -> Option<Arc<Handle>> {
         let kind = if height == 0 {
             Kind::Leaf
         } else {
@@ -99,7 +100,7 @@ impl Handles {
     }
 
     /// A new node, in memory only.
-    fn fresh(&self, kind: Kind, height: u8, contents: Contents) -> Arc<Handle> {
+    fn fresh(&self, kind: Kind, height: u32, contents: Contents) -> Arc<Handle> {
         let bytes = match &contents {
             Contents::Skeleton(node) => node.encoded_bytes_max() + TRAILER_BYTES,
             Contents::Run(run) => run.size_bytes() + RUN_HEADER_BYTES + TRAILER_BYTES,
@@ -139,7 +140,7 @@ impl Handles {
 
     fn enter(
         &self,
-        (id, kind, height): (NodeId, Kind, u8),
+        (id, kind, height): (NodeId, Kind, u32),
         place: Option<Place>,
         node: DirtyNode,
     ) -> Arc<Handle> {
@@ -288,5 +289,47 @@ impl Owner for Handles {
             }
             _ => reservation.into_iter().for_each(SpaceReservation::release),
         }
+        drop_in_turn(contents);
+    }
+}
+
+thread_local! {
+    /// Contents that this thread is to drop, while it drops some.
+    static DROPPED: RefCell<Option<Vec<Contents>>> = const { RefCell::new(None) };
+}
+
+/// Drops contents, and those of the nodes that only they referred to, one after the other: a chain
+/// of nodes in memory may be far longer than a stack is deep.
+fn drop_in_turn(contents: Contents) {
+    let mut contents = Some(contents);
+    let is_first = DROPPED.try_with(|dropped| match &mut *dropped.borrow_mut() {
+        Some(waiting) => {
+            waiting.extend(contents.take());
+            false
+        }
+        none => {
+            *none = Some(Vec::new());
+            true
+        }
+    });
+    // Also after a panic.
+    let _end = (is_first == Ok(true)).then(|| EndOfQueue);
+    // A thread that ends has no queue any more.
+    let queue = || DROPPED.try_with(|dropped| dropped.borrow_mut().as_mut()?.pop());
+    while let Some(some) = contents.take() {
+        drop(some);
+        if is_first == Ok(true) {
+            contents = queue().ok().flatten();
+        }
+    }
+}
+
+/// Ends the queue of this thread.
+struct EndOfQueue;
+
+impl Drop for EndOfQueue {
+    fn drop(&mut self) {
+        let left = DROPPED.try_with(|dropped| dropped.take());
+        drop(left);
     }
 }

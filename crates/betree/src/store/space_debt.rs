@@ -1,14 +1,19 @@
 //! Space debt: steps that a full volume left out, until a sweep pays it (see
 //! [`crate::reshape::sweep`]).
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use ramet_nodetable::NodeTable;
+use ramet_nodetable::{NodeId, NodeTable};
 
 use crate::error::{Error, Result};
 use crate::node::skeleton::Skeleton;
 use crate::store::space::Space;
+use crate::sync::Mutex;
+
+/// Most visits of a sweep to one node.
+const VISITS_MAX: u32 = 8;
 
 /// The debt of a volume. It asks the space and the node table whether a sweep pays off.
 pub(crate) struct SpaceDebt {
@@ -25,6 +30,8 @@ pub(crate) struct SpaceDebt {
     sweep_least_bytes: AtomicU64,
     /// Whether the flush under way is a sweep.
     sweeping: AtomicBool,
+    /// How often the sweep under way has visited each node.
+    visits: Mutex<HashMap<NodeId, u32>>,
 }
 
 impl SpaceDebt {
@@ -38,6 +45,7 @@ impl SpaceDebt {
             dead_seen: AtomicU64::new(0),
             sweep_least_bytes: AtomicU64::new(0),
             sweeping: AtomicBool::new(false),
+            visits: Mutex::default(),
         }
     }
 
@@ -64,6 +72,15 @@ impl SpaceDebt {
 
     pub(crate) fn is_sweeping(&self) -> bool {
         self.sweeping.load(Ordering::Relaxed)
+    }
+
+    /// Whether the sweep under way visits this node once more. Edges show different parts of a node,
+    /// but there may be far more paths to it than nodes.
+    pub(crate) fn visits(&self, node: NodeId) -> bool {
+        let mut all = self.visits.lock();
+        let visits = all.entry(node).or_default();
+        *visits += 1;
+        *visits <= VISITS_MAX
     }
 
     /// Whether a sweep would get further than the last one.
@@ -103,6 +120,7 @@ impl SpaceDebt {
         self.sweeping.store(true, Ordering::Relaxed);
         let done = flush();
         self.sweeping.store(false, Ordering::Relaxed);
+        *self.visits.lock() = HashMap::new();
         if done.is_err() {
             self.set_due();
         }

@@ -7,23 +7,43 @@ use ramet_nodetable::NodeId;
 
 use crate::sync::Mutex;
 
-/// Most nodes that are remembered; all are forgotten when there are more.
-const UNFLATTENABLE_MAX: usize = 4096;
+/// Nodes of one generation. The newest two generations are remembered.
+const GENERATION: usize = 4096;
+
+#[derive(Default)]
+struct Generations {
+    newest: HashSet<u64>,
+    older: HashSet<u64>,
+}
 
 /// See the module header.
 #[derive(Default)]
-pub(crate) struct Unflattenable(Mutex<HashSet<u64>>);
+pub(crate) struct Unflattenable(Mutex<Generations>);
 
 impl Unflattenable {
+    /// Whether the node is remembered. It stays so while it is asked for.
     pub(crate) fn contains(&self, id: NodeId) -> bool {
-        self.0.lock().contains(&id.0)
+        let mut all = self.0.lock();
+        if all.newest.contains(&id.0) {
+            return true;
+        }
+        let is_older = all.older.contains(&id.0);
+        if is_older {
+            all.insert(id);
+        }
+        is_older
     }
 
     pub(crate) fn insert(&self, id: NodeId) {
-        let mut nodes = self.0.lock();
-        if nodes.len() >= UNFLATTENABLE_MAX {
-            nodes.clear();
+        self.0.lock().insert(id);
+    }
+}
+
+impl Generations {
+    fn insert(&mut self, id: NodeId) {
+        if self.newest.len() >= GENERATION {
+            self.older = std::mem::take(&mut self.newest);
         }
-        nodes.insert(id.0);
+        self.newest.insert(id.0);
     }
 }

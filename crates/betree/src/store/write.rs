@@ -108,7 +108,7 @@ impl WriteBack {
 
     fn write_node(
         &self,
-        (id, kind, height): (NodeId, Kind, u8),
+        (id, kind, height): (NodeId, Kind, u32),
         mut bytes: Vec<u8>,
         sum: u64,
         reserved: bool,

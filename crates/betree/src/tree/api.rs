@@ -119,22 +119,19 @@ impl Tree {
         self.inner.admission.admit(bytes)
     }
 
-    /// Does the slow part of cloning the keys with `prefix`. It holds as long as no batch writes
+    /// Does the slow part of cloning the keys in `[lo, hi)`. It holds as long as no batch writes
     /// there. To be called before taking locks that other threads need: [`Tree::apply`] of the
     /// clone then seldom reads or flushes.
     ///
     /// # Errors
     /// `Io` and `Corrupt` when a node on the way cannot be read, `Poisoned`, `ReadOnly`.
-    pub fn prepare_clone(&self, prefix: &[u8]) -> Result<()> {
+    pub fn prepare_clone(&self, lo: &[u8], hi: Option<&[u8]>) -> Result<()> {
         self.window.check_whole()?;
         if self.inner.journal().is_none() {
             return Err(Error::ReadOnly);
         }
         self.inner.failure.check_alive()?;
-        let source = KeyRange::new(
-            Bytes::copy_from_slice(prefix),
-            crate::key::range::successor_of_prefix(prefix),
-        );
+        let source = KeyRange::new(Bytes::copy_from_slice(lo), hi.map(Bytes::copy_from_slice));
         self.inner.clones.prepare_clone(&source)
     }
 

@@ -62,7 +62,7 @@ pub struct Rebuilt {
 struct Named {
     id: NodeId,
     kind: Kind,
-    height: u8,
+    height: u32,
     way: Way,
 }
 
@@ -279,13 +279,13 @@ fn holes(usable: Extent, mut live: Vec<Extent>) -> Result<Vec<Extent>> {
 }
 
 /// Stands for a node in contents that are decoded to see which nodes they name.
-fn named_handle(id: NodeId, kind: Kind, height: u8) -> Arc<Handle> {
+fn named_handle(id: NodeId, kind: Kind, height: u32) -> Arc<Handle> {
     let owner: Weak<Handles> = Weak::new();
     let owner: Weak<dyn Owner> = owner;
     Handle::new((id, kind, height), Stage::Recorded, None, owner)
 }
 
-fn child_of(id: u64, height: u8) -> Option<Arc<Handle>> {
+fn child_of(id: u64, height: u32) -> Option<Arc<Handle>> {
     let kind = match height {
         0 => Kind::Leaf,
         _ => Kind::Skeleton,

@@ -51,7 +51,7 @@ impl State {
             .segs
             .iter()
             .map(|seg| seg.goto_height)
-            .fold(root.height, u8::max);
+            .fold(root.height, u32::max);
         store.space.set_waiting(&root);
         self.root = store.handles.new_skeleton(root);
         self.top = store
@@ -226,26 +226,26 @@ impl Root {
     /// counts those whole.
     pub(crate) fn live_bytes(&self, range: &KeyRange) -> u64 {
         let top = self.state.lock().top.clone();
-        self.live_bytes_below(&top, range)
-    }
-
-    fn live_bytes_below(&self, node: &Skeleton, range: &KeyRange) -> u64 {
         let mut sum = 0u64;
-        for at in 0..node.edges.len() {
-            let whole = node.edge_range(at);
-            let inside = whole.intersect(range);
-            let Some(child) = node.edges[at].child.as_ref().filter(|_| !inside.is_empty()) else {
-                continue;
-            };
-            let is_cut = inside != whole && child.node.height() > 0;
-            // An unreadable node counts whole.
-            let below = is_cut
-                .then(|| self.store.nodes.skeleton(&child.node).ok())
-                .flatten();
-            let bytes = below.map_or(child.live_bytes, |below| {
-                self.live_bytes_below(&below, &child.translation.range(&inside))
-            });
-            sum = sum.saturating_add(bytes);
+        let mut todo = vec![(top, range.clone())];
+        while let Some((node, range)) = todo.pop() {
+            for at in 0..node.edges.len() {
+                let whole = node.edge_range(at);
+                let inside = whole.intersect(&range);
+                let Some(child) = node.edges[at].child.as_ref().filter(|_| !inside.is_empty())
+                else {
+                    continue;
+                };
+                let is_cut = inside != whole && child.node.height() > 0;
+                // An unreadable node counts whole.
+                let below = is_cut
+                    .then(|| self.store.nodes.skeleton(&child.node).ok())
+                    .flatten();
+                match below {
+                    Some(below) => todo.push((below, child.translation.range(&inside))),
+                    None => sum = sum.saturating_add(child.live_bytes),
+                }
+            }
         }
         sum
     }

@@ -48,6 +48,7 @@
 //! each set: no NUL is in it. Bases of forks have ids of the same form.
 
 use bytes::Bytes;
+use ramet_betree::successor_of_prefix;
 
 use crate::format::ino::{Identity, Ino};
 use crate::format::ordered::{Ordered, push_identity, push_ordered, take_identity, take_ordered};
@@ -608,6 +609,28 @@ pub(crate) fn range(index: u8, path: &[u8]) -> Bytes {
 pub(crate) fn tagged(index: u8, path: &[u8], tag: u8) -> Bytes {
     join(&[&[index], path, &[0, tag]])
 }
+
+/// All keys in or below the object at `path` that belong to the tree of files. Those of the volume
+/// sort behind them in the range of the root.
+pub(crate) fn tree_range(index: u8, path: &[u8]) -> (Bytes, Option<Bytes>) {
+    let lo = range(index, path);
+    let hi = match index {
+        META | DATA if path.is_empty() => Some(tagged(index, path, ORPHAN)),
+        _ => successor_of_prefix(&lo),
+    };
+    (lo, hi)
+}
+
+const _: () = {
+    let mut at = 0;
+    while at < VOLUME_TAGS.len() {
+        assert!(VOLUME_TAGS[at] >= ORPHAN);
+        at += 1;
+    }
+    // A directory has keys with these.
+    assert!(SLOT < ORPHAN && ENTRY < ORPHAN && CHILD < ORPHAN && XATTR < ORPHAN);
+    assert!(SHARED < ORPHAN && LINK < ORPHAN);
+};
 
 /// Whether the object at `path` lies in the range of the one at `ancestor`.
 pub(crate) fn is_below(path: &[u8], ancestor: &[u8]) -> bool {

@@ -424,7 +424,8 @@ impl Namespace {
         let path = self.topology.read().path(source);
         let path = path.map_err(gone_is_not_found)?;
         for index in [keys::META, keys::DATA] {
-            self.tree.prepare_clone(&keys::range(index, &path))?;
+            let (lo, hi) = keys::tree_range(index, &path);
+            self.tree.prepare_clone(&lo, hi.as_deref())?;
         }
         Ok(())
     }

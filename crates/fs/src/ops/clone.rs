@@ -14,7 +14,7 @@ use bytes::Bytes;
 use ramet_betree::Seq;
 
 use crate::error::{Error, Result, gone_is_not_found};
-use crate::format::ino::{Ino, ROOT_INO};
+use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::name::check_name;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, Record, Time};
@@ -359,15 +359,10 @@ impl Plan<'_> {
             None => None,
         };
         for index in self.indexes {
-            tx.batch
-                .clone_prefix(keys::range(*index, from), keys::range(*index, to));
-        }
-        if self.source.ino == ROOT_INO {
-            for tag in keys::VOLUME_TAGS {
-                for index in [keys::META, keys::DATA] {
-                    tx.batch.delete_prefix(keys::tagged(index, to, tag));
-                }
-            }
+            let (lo, hi) = keys::tree_range(*index, from);
+            let strip = u32::try_from(lo.len()).unwrap_or(u32::MAX);
+            let to = keys::range(*index, to);
+            tx.batch.clone_range(lo, hi, strip, to);
         }
         if let Some(staged) = staged {
             staged.put(tx, to);

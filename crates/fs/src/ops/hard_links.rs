@@ -232,7 +232,8 @@ pub(crate) fn prepare_links(
     let all = [&index, &shared[0], &shared[1], &index];
     let prefixes = if is_cloned { &all[..] } else { &all[..1] };
     for prefix in prefixes {
-        namespace.tree.prepare_clone(prefix)?;
+        let hi = successor_of_prefix(prefix);
+        namespace.tree.prepare_clone(prefix, hi.as_deref())?;
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use ramet_betree::Seq;
+use ramet_betree::{Seq, successor_of_prefix};
 
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::import::{FRAME_HEAD_BYTES, frame_bytes};
@@ -217,7 +217,8 @@ impl Imports {
         self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
         for index in [keys::META, keys::DATA] {
             let range = keys::range(index, stage.path());
-            self.namespace.tree.prepare_clone(&range)?;
+            let hi = successor_of_prefix(&range);
+            self.namespace.tree.prepare_clone(&range, hi.as_deref())?;
         }
         let at = At { dir: &dir, name };
         let publish = |round| self.publish_now(caller, stage, at, round);
