@@ -22,7 +22,7 @@
 //!
 //! [`Table::note_changed_records`]: crate::namespace::inode::Table::note_changed_records
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -68,8 +68,8 @@ pub(crate) struct Settling {
     is_read_only: bool,
     is_stopped: AtomicBool,
     pass: Mutex<Option<Pass>>,
-    /// Clone roots whose passes failed. They are begun again when all others are done.
-    failed: Mutex<BTreeSet<Bytes>>,
+    /// Clone roots whose passes failed, and how. They are begun again when all others are done.
+    failed: Mutex<BTreeMap<Bytes, Error>>,
     counted: AtomicU64,
     erased: AtomicU64,
     failures: AtomicU64,
@@ -209,9 +209,9 @@ impl Settling {
         };
         let path = going.place.path.clone();
         let stepped = self.go_on(&going);
-        let (after, stale) = stepped.inspect_err(|_| {
+        let (after, stale) = stepped.inspect_err(|error| {
             self.failures.fetch_add(1, Ordering::Relaxed);
-            self.failed.lock().insert(path);
+            self.failed.lock().insert(path, error.clone());
         })?;
         *pass = after;
         drop(pass);
@@ -303,11 +303,8 @@ impl Settling {
         let snapshot = namespace.tree.snapshot();
         let failed = std::mem::take(&mut *self.failed.lock());
         let Some(path) = first_root(&snapshot, &failed)? else {
-            if !failed.is_empty() {
-                return Err(Error::Corrupt {
-                    what: "clone root",
-                    detail: "its links cannot be counted now".to_owned(),
-                });
+            if let Some(error) = failed.into_values().next() {
+                return Err(error);
             }
             // A note may come until the links are held.
             let _links = namespace.links.write();
@@ -327,9 +324,9 @@ impl Settling {
             };
             (!is_empty).then_some(pass).ok_or_else(corrupt)
         });
-        begun.map(Some).inspect_err(|_| {
+        begun.map(Some).inspect_err(|error| {
             self.failures.fetch_add(1, Ordering::Relaxed);
-            self.failed.lock().insert(path);
+            self.failed.lock().insert(path, error.clone());
         })
     }
 
@@ -625,7 +622,7 @@ fn namespace_links(namespace: &Namespace, root: &Arc<Inode>) -> BTreeSet<u64> {
 }
 
 /// Path of the first clone root that has notes, but for those in `failed`.
-fn first_root(snapshot: &Snapshot, failed: &BTreeSet<Bytes>) -> Result<Option<Bytes>> {
+fn first_root(snapshot: &Snapshot, failed: &BTreeMap<Bytes, Error>) -> Result<Option<Bytes>> {
     let prefix = keys::range(keys::NOTES, b"");
     let mut scan = snapshot.scan(&prefix, successor_of_prefix(&prefix).as_deref());
     while scan.advance()? {
@@ -635,7 +632,7 @@ fn first_root(snapshot: &Snapshot, failed: &BTreeSet<Bytes>) -> Result<Option<By
             detail: format!("{:?}", scan.key()),
         })?;
         // A join that an error ended goes on with the next link.
-        if part != NoteKey::Joining && !failed.contains(path) {
+        if part != NoteKey::Joining && !failed.contains_key(path) {
             return Ok(Some(Bytes::copy_from_slice(path)));
         }
     }

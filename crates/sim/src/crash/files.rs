@@ -1,19 +1,21 @@
 //! Histories of operations of the file system.
 //!
 //! A state is all that a user sees by walking the volume and its snapshots: names, attributes,
-//! contents, and which names are of one object. A snapshot always shows the same. Numbers are judged apart (`numbers.rs`).
-//! Other tests compare operations with a reference. Here the states that a volume has shown while
-//! it ran are those that it may show after a cut, each whole.
+//! contents, and which names are of one object. A snapshot always shows the same. Numbers are
+//! judged apart (`numbers.rs`), but for those of forks. A state has the forks and the keys of their
+//! bases, too. Other tests compare operations with a reference. Here the states that a volume has
+//! shown while it ran are those that it may show after a cut, each whole.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use bytes::Bytes;
+use ramet_betree::successor_of_prefix;
 use ramet_block::{Device, checksum};
 use ramet_fs::{
-    AccessTime, Attr, Caller, Clock, CloneMode, Error, FormatOptions, Ino, Kind, NewInode,
-    OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume, view,
+    AccessTime, Attr, Caller, Clock, CloneMode, Error, ForkEntry, FormatOptions, Ino, Kind,
+    NewFork, NewInode, OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume, view,
 };
 
 use super::numbers::Shown;
@@ -26,12 +28,18 @@ use crate::{Rng, Setup, SparseDevice};
 const FILE_BYTES_MAX: usize = 40 << 10;
 /// Snapshots of a volume, at most.
 const SNAPSHOTS_MAX: usize = 3;
+/// Forks of a volume, at most.
+const FORKS_MAX: usize = 4;
 /// Operations that fill a journal, and the bytes of one that is full enough.
 const FILLINGS: usize = 200;
 const JOURNAL_FULL_BYTES: u64 = 96 << 10;
 
 /// Beginnings of the keys of orphans, of either index (`docs/fs.md`).
 const ORPHANS: [[u8; 3]; 2] = [[1, 0, 7], [2, 0, 7]];
+
+/// Beginnings of the keys of bases, and of the records of forks (`docs/fs.md`).
+const BASES: [[u8; 2]; 3] = [[1, 3], [2, 3], [3, 3]];
+const FORK_RECORDS: [u8; 3] = [1, 2, 3];
 
 /// Each look at it is a second later.
 #[derive(Debug, Default)]
@@ -62,6 +70,10 @@ struct Seen {
     /// its id to another.
     snapshots: HashMap<(u64, Time), u64>,
     names: Vec<String>,
+    /// The digests of bases, by the bytes of their ids.
+    bases: HashMap<Bytes, u64>,
+    /// The paths of forks.
+    forks: Vec<Path>,
 }
 
 impl Seen {
@@ -69,7 +81,42 @@ impl Seen {
         let mut seen = Self::default();
         told("walk", seen.dir(volume, ROOT_INO, &mut Vec::new()))?;
         told("walk of snapshots", seen.snapshots(volume))?;
+        told("walk of forks", seen.forks(volume))?;
         Ok(seen)
+    }
+
+    fn forks(&mut self, volume: &Volume) -> ramet_fs::Result<()> {
+        let mut bases: HashMap<Bytes, Vec<u8>> = HashMap::new();
+        for prefix in BASES {
+            for item in volume
+                .tree()
+                .scan(&prefix, successor_of_prefix(&prefix).as_deref())
+            {
+                let (key, value) = item?;
+                let base = bases.entry(key.slice(2..key.len().min(10))).or_default();
+                for part in [&key, &value] {
+                    base.extend((part.len() as u64).to_le_bytes());
+                    base.extend_from_slice(part);
+                }
+            }
+        }
+        let digests = bases.into_iter().map(|(id, bytes)| (id, checksum(&bytes)));
+        self.bases = digests.collect();
+        let mut digests: Vec<_> = self.bases.clone().into_iter().collect();
+        digests.sort();
+        self.add(format!("{digests:?}").as_bytes());
+        let end = successor_of_prefix(&FORK_RECORDS);
+        for item in volume.tree().scan(&FORK_RECORDS, end.as_deref()) {
+            let (key, value) = item?;
+            self.add(&key);
+            self.add(&value);
+        }
+        for fork in all_forks(volume)? {
+            self.add(format!("{fork:?}").as_bytes());
+            let names = fork.path.split(|byte| *byte == b'/');
+            self.forks.push(names.map(Bytes::copy_from_slice).collect());
+        }
+        Ok(())
     }
 
     fn snapshots(&mut self, volume: &Volume) -> ramet_fs::Result<()> {
@@ -84,11 +131,16 @@ impl Seen {
         Ok(())
     }
 
-    /// Refuses a snapshot that shows anything else than it did in the state `before`.
-    fn must_keep_snapshots(&self, before: &Self) -> Result<(), String> {
+    /// Refuses a snapshot or a base that shows anything else than it did in the state `before`.
+    fn must_keep_copies(&self, before: &Self) -> Result<(), String> {
         for (id, digest) in &self.snapshots {
             if before.snapshots.get(id).is_some_and(|was| was != digest) {
                 return Err(format!("snapshot {id:?} changed"));
+            }
+        }
+        for (id, digest) in &self.bases {
+            if before.bases.get(id).is_some_and(|was| was != digest) {
+                return Err(format!("base {id:?} changed"));
             }
         }
         Ok(())
@@ -150,6 +202,22 @@ impl Seen {
             _ => {}
         }
         Ok(())
+    }
+}
+
+/// All forks of a volume.
+fn all_forks(volume: &Volume) -> ramet_fs::Result<Vec<ForkEntry>> {
+    let (mut all, mut after, root) = (Vec::new(), None, Caller::root());
+    loop {
+        let some = volume
+            .controls()
+            .forks()
+            .list(volume.names(), &root, ROOT_INO, after)?;
+        all.extend(some.forks);
+        match some.next {
+            Some(next) => after = Some(next),
+            None => return Ok(all),
+        }
     }
 }
 
@@ -328,7 +396,7 @@ fn settled(volume: &Volume) -> Result<bool, String> {
 /// Of a volume that was just opened.
 fn verify(volume: &Volume) -> Result<(), String> {
     for index in ORPHANS {
-        let end = ramet_betree::successor_of_prefix(&index);
+        let end = successor_of_prefix(&index);
         let mut orphans = volume.tree().scan(&index, end.as_deref());
         if told("scan", orphans.advance())? {
             return Err(format!("orphan {:?} was kept", orphans.key()));
@@ -352,8 +420,8 @@ struct History {
     objects_max: usize,
     /// Inodes that were looked up and not forgotten, and may be open.
     held: Vec<Ino>,
-    /// Path of the last file that was unlinked. Its name is taken again soon, also while the file is
-    /// open.
+    /// Path of the last file that was unlinked. Its name is taken again soon, also while the file
+    /// is open.
     freed: Option<Path>,
     options: OpenOptions,
 }
@@ -381,7 +449,7 @@ impl History {
         } else if seen.shown != self.seen.shown {
             return Err("numbers changed, and nothing else".to_owned());
         }
-        seen.must_keep_snapshots(&self.seen)?;
+        seen.must_keep_copies(&self.seen)?;
         self.seen = seen;
         let newest = self.recorder.newest();
         match self.rng.below(100) {
@@ -534,7 +602,7 @@ impl History {
         logged.die_after(None);
         self.open()?;
         let seen = Seen::of(&self.volume())?;
-        seen.must_keep_snapshots(&self.seen)?;
+        seen.must_keep_copies(&self.seen)?;
         self.seen = seen;
         self.recorder.came_back(self.seen.state(), cut)?;
         told("sync", self.volume().sync_all())
@@ -598,7 +666,8 @@ impl History {
             50..58 => self.unlink(&mut known),
             58..68 => self.link(&mut known),
             68..82 => self.rename(&mut known),
-            82..91 => self.clone_entry(&mut known),
+            82..88 => self.clone_entry(&mut known),
+            88..91 => self.fork(&mut known),
             91..93 => self.snapshot(&volume),
             93..96 => self.restore(&mut known),
             _ => {
@@ -726,6 +795,33 @@ impl History {
             .trees()
             .clone_entry(&Caller::root(), ino, dir, &name, mode);
         cloned.map(drop)
+    }
+
+    /// Makes a fork, drops or resets one, or collects those whose directories are gone.
+    fn fork(&mut self, known: &mut Known<'_>) -> ramet_fs::Result<()> {
+        let (volume, root, trees) = (known.volume, Caller::root(), known.volume.trees());
+        let is_full = self.seen.forks.len() >= FORKS_MAX;
+        if !self.seen.forks.is_empty() && (is_full || self.rng.one_in(2)) {
+            let path = self.seen.forks[self.rng.below(self.seen.forks.len())].clone();
+            let (name, dir) = path.split_last().expect("the root is no fork");
+            let (top, dir) = (known.find(&path)?, known.find(dir)?);
+            let done = match self.rng.below(3) {
+                0 => trees.drop_fork(&root, (dir, name), top),
+                _ => trees.reset_fork(&root, (dir, name), top),
+            };
+            return done.map(drop);
+        }
+        if self.rng.one_in(4) {
+            return volume.controls().forks().collect().map(drop);
+        }
+        let (source, dir, name) = (self.dir(), self.dir(), self.name());
+        let (source, dir) = (known.find(&source)?, known.find(&dir)?);
+        let new = NewFork {
+            note: "a note",
+            has_base: !self.rng.one_in(4),
+        };
+        self.recorder.report.clones += 1;
+        trees.fork(&root, source, (dir, &name), new).map(drop)
     }
 
     /// Clones an object of a snapshot, most often one that is there today too.
