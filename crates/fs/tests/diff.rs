@@ -3,9 +3,12 @@
 //! `RAMET_SEED` replays a run, `RAMET_STEPS` sets its length.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use common::names;
 use ramet_block::{Budget, Device, MemDevice, Use};
 use ramet_fs::control::{DIFF_PAGE_BYTES, decode_diff_page};
 use ramet_fs::{
@@ -51,17 +54,6 @@ impl Seen {
     fn metadata(&self) -> impl PartialEq + '_ {
         (self.owner_and_mode, self.mtime, &self.xattrs)
     }
-}
-
-fn names(volume: &Volume, dir: Ino) -> Vec<Vec<u8>> {
-    let mut names = Vec::new();
-    let each = |entry: &ramet_fs::DirEntry| {
-        names.push(entry.name.to_vec());
-        true
-    };
-    volume.directories().read(dir, 0, each).unwrap();
-    names.retain(|name| name != b"." && name != b"..");
-    names
 }
 
 fn look(volume: &Volume, ino: Ino) -> Seen {

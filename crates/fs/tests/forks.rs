@@ -6,7 +6,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{make, open, volume};
+use common::{make, names, open, volume};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Caller, CloneMode, Error, ForkEntry, ForkReply, ForkRequest, FormatOptions, Ino, Kind, NewFork,
@@ -24,17 +24,6 @@ struct Seen {
 }
 
 type Tree = BTreeMap<String, Seen>;
-
-fn names(volume: &Volume, dir: Ino) -> Vec<Vec<u8>> {
-    let mut names = Vec::new();
-    let each = |entry: &ramet_fs::DirEntry| {
-        names.push(entry.name.to_vec());
-        true
-    };
-    volume.directories().read(dir, 0, each).unwrap();
-    names.retain(|name| name != b"." && name != b"..");
-    names
-}
 
 /// Everything that a reader sees in the directory at `path`, by path.
 fn tree(volume: &Volume, path: &str) -> Tree {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use common::{make, open, volume};
+use common::{make, names, open, volume};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Caller, Clock, CloneMode, Error, FormatOptions, Ino, Kind, MadeBy, OpenOptions, Period,
@@ -26,17 +26,6 @@ struct Seen {
 }
 
 type Tree = BTreeMap<String, Seen>;
-
-fn names(volume: &Volume, dir: Ino) -> Vec<Vec<u8>> {
-    let mut names = Vec::new();
-    let each = |entry: &ramet_fs::DirEntry| {
-        names.push(entry.name.to_vec());
-        true
-    };
-    volume.directories().read(dir, 0, each).unwrap();
-    names.retain(|name| name != b"." && name != b"..");
-    names
-}
 
 /// Everything that a reader of the volume sees, by path.
 fn tree(volume: &Volume) -> Tree {

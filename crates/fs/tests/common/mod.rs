@@ -26,6 +26,19 @@ pub fn make(volume: &Volume, dir: Ino, name: &str, kind: Kind) -> Attr {
     made.expect("there is room, and no such name")
 }
 
+/// The names in a directory, in the order of its listing.
+pub fn names(volume: &Volume, dir: Ino) -> Vec<Vec<u8>> {
+    let mut names = Vec::new();
+    let each = |entry: &ramet_fs::DirEntry| {
+        names.push(entry.name.to_vec());
+        true
+    };
+    let read = volume.directories().read(dir, 0, each);
+    read.expect("a directory that can be read");
+    names.retain(|name| name != b"." && name != b"..");
+    names
+}
+
 /// A number from the environment.
 pub fn variable(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
