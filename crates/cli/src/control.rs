@@ -7,11 +7,14 @@ use std::path::{Path, PathBuf};
 
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CLONE_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest,
-    FAILED_WRITE_BACKS, FORK, GROW, NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT,
-    STAT_BYTES, SYNC, ScrubRequest, SourceReply, USAGE, USAGE_BYTES, decode_diff_page,
-    decode_source_reply, decode_stat_reply, decode_usage, encode_stat_reply,
+    FAILED_WRITE_BACKS, FORK, GROW, NameRequest, REMOVE, SCRUB, SCRUB_START, SNAPSHOT, SOURCE,
+    STAT, STAT_BYTES, SYNC, ScrubRequest, SourceReply, USAGE, USAGE_BYTES, decode_diff_page,
+    decode_source_reply, decode_stat_reply, decode_usage,
 };
-use ramet_fs::{Difference, ForkReply, ForkRequest, ScrubPage, StageRequest, Usage};
+use ramet_fs::{
+    Difference, ForkReply, ForkRequest, ScrubPage, SnapshotReply, SnapshotRequest, StageRequest,
+    Usage,
+};
 use ramet_sys::control_ioctl;
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, Stat, StatVfsMountFlags, fstat, fstatfs, openat,
@@ -23,6 +26,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::args;
 use crate::failure::{Failure, Outcome, status};
+use crate::request::ask;
 use crate::resolve::{Entry, Place};
 use crate::staged::{self, Ended};
 use crate::{mounts, output, resolve};
@@ -173,11 +177,12 @@ impl Root {
 
     /// Asks the daemon about forks.
     pub fn ask_forks(&self, request: &ForkRequest) -> Answer<ForkReply> {
-        let text = serde_json::to_string(request).map_err(|_| Errno::INVAL)?;
-        let mut bytes = encode_stat_reply(&text).map_err(|_| Errno::TOOBIG)?;
-        self.call(FORK, &mut bytes)?;
-        let text = decode_stat_reply(&bytes).map_err(|_| Errno::PROTO)?;
-        serde_json::from_str(text).map_err(|_| Errno::PROTO)
+        ask(&self.0, FORK, request)
+    }
+
+    /// Asks the daemon about snapshots.
+    pub fn ask_snapshots(&self, request: &SnapshotRequest) -> Answer<SnapshotReply> {
+        ask(&self.0, SNAPSHOT, request)
     }
 
     /// Makes the volume `bytes` long.

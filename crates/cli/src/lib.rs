@@ -35,6 +35,7 @@ mod pressure;
 mod progress;
 mod refusal;
 mod rename;
+mod request;
 mod resolve;
 mod scrub;
 mod size;

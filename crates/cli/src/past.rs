@@ -20,7 +20,6 @@ use crate::control::{
 };
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
-use crate::snapshot::ask;
 use crate::staged::{self, Ended};
 
 /// An object by its path in a volume.
@@ -139,7 +138,7 @@ pub fn restore(args: &Restore) -> Outcome {
         name,
         replace: args.replace,
     };
-    ask(root, &request).map(drop).map_err(why)
+    root.ask_snapshots(&request).map(drop).map_err(why)
 }
 
 /// The differences from an object in the snapshot `at` to that of today.
@@ -154,7 +153,7 @@ pub fn diff(path: &Path, at: &str) -> Outcome<Vec<Difference>> {
             snapshot: at.to_owned(),
             path: located.path.clone(),
         };
-        ask(root, &request)?;
+        root.ask_snapshots(&request)?;
         root.diff_pages(DiffRequest {
             flags: 0,
             session,
@@ -178,7 +177,9 @@ pub fn log(args: &Log) -> Outcome {
             path: located.path.clone(),
             from: first,
         };
-        let reply = ask(root, &request).map_err(|e| located.why(&args.path, "", e))?;
+        let reply = root
+            .ask_snapshots(&request)
+            .map_err(|e| located.why(&args.path, "", e))?;
         all.extend(reply.changes);
         from = reply.next;
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use ramet_block::owner::Contents;
 use ramet_block::{Access, FileDevice};
-use ramet_fs::control::{SNAPSHOT, decode_stat_reply, encode_stat_reply};
 use ramet_fs::{
     Policy, SnapshotReply, SnapshotRequest, ToldSnapshot, check_snapshot_name, roll_back,
 };
@@ -22,15 +21,6 @@ use crate::size::Size;
 
 type Answer<T> = rustix::io::Result<T>;
 
-/// Asks the daemon about snapshots.
-pub fn ask(root: &Root, request: &SnapshotRequest) -> Answer<SnapshotReply> {
-    let text = serde_json::to_string(request).map_err(|_| Errno::INVAL)?;
-    let mut bytes = encode_stat_reply(&text).map_err(|_| Errno::TOOBIG)?;
-    root.call(SNAPSHOT, &mut bytes)?;
-    let text = decode_stat_reply(&bytes).map_err(|_| Errno::PROTO)?;
-    serde_json::from_str(text).map_err(|_| Errno::PROTO)
-}
-
 /// A mounted volume, by one of its directories.
 struct Place {
     root: Root,
@@ -45,7 +35,7 @@ impl Place {
     }
 
     fn ask(&self, request: &SnapshotRequest) -> Answer<SnapshotReply> {
-        ask(&self.root, request)
+        self.root.ask_snapshots(request)
     }
 
     /// Asks about the snapshot `name`.

@@ -11,11 +11,12 @@
 
 use std::os::fd::OwnedFd;
 
-use ramet_fs::control::{STAGE, decode_stat_reply, encode_stat_reply};
+use ramet_fs::control::STAGE;
 use ramet_fs::{Replaced, STAGED_NAME, StageReply, StageRequest};
-use ramet_sys::control_ioctl;
 use rustix::fs::{Mode, OFlags, RenameFlags, Stat, openat, renameat_with};
 use rustix::io::Errno;
+
+use crate::request::ask;
 
 type Answer<T = ()> = rustix::io::Result<T>;
 
@@ -68,11 +69,11 @@ impl Change<'_> {
         let StageReply {
             dir: name,
             replaced,
-        } = ask(self.dir, &self.request)?;
+        } = ask(self.dir, STAGE, &self.request)?;
         // A program that watches the directory does not hear of this.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let dir = openat(self.dir, &name, flags, Mode::empty())?;
-        ask(self.dir, &StageRequest::Opened { dir: name })?;
+        let _: StageReply = ask(self.dir, STAGE, &StageRequest::Opened { dir: name })?;
         Ok((dir, replaced))
     }
 
@@ -85,15 +86,6 @@ impl Change<'_> {
         };
         renameat_with(staged, STAGED_NAME, self.dir, self.name(), flags)
     }
-}
-
-fn ask(dir: &OwnedFd, request: &StageRequest) -> Answer<StageReply> {
-    let text = serde_json::to_string(request).map_err(|_| Errno::INVAL)?;
-    let mut bytes = encode_stat_reply(&text).map_err(|_| Errno::TOOBIG)?;
-    control_ioctl(dir, STAGE, &mut bytes)
-        .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
-    let text = decode_stat_reply(&bytes).map_err(|_| Errno::PROTO)?;
-    serde_json::from_str(text).map_err(|_| Errno::PROTO)
 }
 
 /// Makes a clone, whose request has a token that serves this call. It is staged anew with another
