@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use ramet_block::{Codec, Label, MetadataCopies, Uuid};
 
@@ -248,11 +248,20 @@ pub struct Mount {
     pub dir: Option<PathBuf>,
 }
 
+/// The task of the process that watches a daemon, when the daemon was killed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Watch {
+    /// Abort the connection: each request that waits for the daemon fails.
+    Abort,
+    /// Remove the mount as well.
+    Remove,
+}
+
 #[derive(Debug, Args)]
 pub struct Umount {
-    /// Wait for the end of the daemon whose pipe is the standard input, and remove its mount
-    #[arg(long, hide = true)]
-    pub watch: bool,
+    /// Wait for the end of the daemon whose pipe is the standard input, and end its mount
+    #[arg(long, hide = true, value_name = "TASK")]
+    pub watch: Option<Watch>,
     /// Mount point of the volume. Default: that of `ramet init`
     #[arg(default_value_os_t = home::dir(), hide_default_value = true)]
     pub dir: PathBuf,

@@ -17,6 +17,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::{error, info, warn};
 
+use crate::args::Watch;
 use crate::failure::{Failure, Outcome, reason, status};
 use crate::log::Log;
 use crate::refusal::refusal;
@@ -99,8 +100,8 @@ struct Serving {
     name: PathBuf,
     /// A note for the user about the transport.
     rings: Option<String>,
-    /// The process that removes the mount when this one is killed.
-    watcher: Option<Watcher>,
+    /// The process that ends the mount when this one is killed.
+    watcher: Watcher,
 }
 
 fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
@@ -182,12 +183,16 @@ fn follow_policy(volume: &Arc<Volume>, plan: &Plan) -> Outcome {
     started.map_err(|e| Failure::new(format!("cannot start a thread: {}", reason(&e))))
 }
 
-/// Starts the watcher that `auto_unmount` asks for.
-fn watch(plan: &Plan) -> Outcome<Option<Watcher>> {
-    let is_asked = plan.options.auto_unmount;
-    let watcher = is_asked.then(|| Watcher::start(&plan.dir)).transpose();
+/// Starts the process that ends the mount when this one is killed.
+fn watch(plan: &Plan) -> Outcome<Watcher> {
+    let task = if plan.options.auto_unmount {
+        Watch::Remove
+    } else {
+        Watch::Abort
+    };
+    let watcher = Watcher::start(&plan.dir, task);
     watcher.map_err(|e| {
-        let why = format!("no watcher for auto_unmount: {}", reason(&e));
+        let why = format!("no watcher of the daemon: {}", reason(&e));
         Failure::at(&plan.dir, why)
     })
 }
@@ -280,9 +285,7 @@ impl Serving {
             error!("the volume could not be closed: {e}");
         }
         info!(volume = %self.name.display(), "unmounted");
-        if let Some(watcher) = self.watcher {
-            watcher.dismiss();
-        }
+        self.watcher.dismiss();
         served.map_err(|e| Failure::at(&self.name, e))?;
         closed.map_err(|e| Failure::at(&self.name, e))
     }

@@ -48,7 +48,7 @@ mod watcher;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use args::{Ramet, Verb};
+use args::{Ramet, Umount, Verb};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use failure::{Failure, Outcome, status};
@@ -98,7 +98,10 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Init(args) => init::run(&args)?,
         Verb::Mkfs(args) => mkfs::run(&args)?,
         Verb::Mount(args) => return mount::run(&args),
-        Verb::Umount(args) if args.watch => watcher::watch(&args.dir)?,
+        Verb::Umount(Umount {
+            watch: Some(task),
+            dir,
+        }) => watcher::watch(&dir, task)?,
         Verb::Umount(args) => umount::run(&args)?,
         Verb::Clone(args) => control::clone(&args)?,
         Verb::Fork(args) => fork::run(&args)?,

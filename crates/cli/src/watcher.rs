@@ -1,19 +1,32 @@
-//! `auto_unmount`: a second process removes the mount of a daemon that was killed.
+//! A second process that ends the mount of a daemon that was killed.
+//!
+//! The kernel ends a mount when the last descriptor of its connection is closed. A thread of a killed
+//! daemon may keep that descriptor: one that tells the kernel of a deletion waits for the lock of a
+//! directory, and the holder of the lock waits for the daemon, for ever. The watcher has no such
+//! descriptor. It aborts the connection, so that all requests are answered with an error and all
+//! locks are let go. With `auto_unmount` it also removes the mount.
 //!
 //! The watcher has one end of a pipe, and the daemon the other one. A daemon that ends in order says
 //! so with a byte after the mount is gone. The kernel closes the pipe of a daemon that is killed,
-//! and the watcher then removes the mount, if it is still the one that was there when it began.
+//! unless one of its threads waits as above. So the kernel also signals the end of the thread that
+//! started the watcher, which is the first one of the daemon and lives as long as it does.
 //!
 //! The watcher of fusermount3 does not serve: it leaves a mount alone that still answers when the
 //! pipe closes, as one does for a moment whose daemon is being killed.
 
 use std::io::{self, PipeWriter, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use ramet_fuse::mountinfo::{self, Device};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
+use rustix::process::Signal;
 
+use crate::args::Watch;
 use crate::detach::detach;
 use crate::failure::{Failure, Outcome};
 
@@ -21,14 +34,19 @@ use crate::failure::{Failure, Outcome};
 pub struct Watcher(PipeWriter);
 
 impl Watcher {
-    /// Starts a watcher of the mount at `dir`, which stands.
+    /// Starts a watcher of the mount at `dir`, which stands. The calling thread must live as long
+    /// as the daemon.
     ///
     /// # Errors
     /// The system has no more pipes or processes.
-    pub fn start(dir: &Path) -> io::Result<Watcher> {
+    pub fn start(dir: &Path, task: Watch) -> io::Result<Watcher> {
         let (theirs, ours) = io::pipe()?;
+        let task = match task {
+            Watch::Abort => "--watch=abort",
+            Watch::Remove => "--watch=remove",
+        };
         let mut command = Command::new("/proc/self/exe");
-        command.args(["umount", "--watch", "--"]).arg(dir);
+        command.arg0("ramet").args(["umount", task, "--"]).arg(dir);
         command.current_dir("/").stdin(theirs);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn()?;
@@ -51,16 +69,49 @@ fn newest(dir: &Path) -> io::Result<Option<(u32, Device)>> {
 }
 
 /// Waits for the end of the daemon at the other end of the standard input.
-pub fn watch(dir: &Path) -> Outcome {
+pub fn watch(dir: &Path, task: Watch) -> Outcome {
     let failed = |e: io::Error| Failure::at(dir, e);
     // A signal to the daemon and everything that it started must not end the watcher too.
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "the watcher stays in the session of its daemon");
     }
     let watched = newest(dir).map_err(failed)?;
-    let said = io::stdin().read(&mut [0]).map_err(failed)?;
-    if said > 0 || watched.is_none() || newest(dir).map_err(failed)? != watched {
+    let ended_in_order = wait().map_err(failed)?;
+    let Some((_, device)) = watched.filter(|_| !ended_in_order) else {
+        return Ok(());
+    };
+    if newest(dir).map_err(failed)? != watched {
         return Ok(());
     }
-    detach(dir, UnmountFlags::DETACH)
+    if let Err(error) = device.abort() {
+        tracing::debug!(%error, "the connection is not aborted by its number");
+    }
+    match task {
+        Watch::Abort => Ok(()),
+        Watch::Remove => detach(dir, UnmountFlags::DETACH),
+    }
+}
+
+/// Waits until the daemon says that it ends in order, which is the answer, or ends otherwise.
+fn wait() -> io::Result<bool> {
+    let (signals, signalled) = UnixStream::pair()?;
+    signal_hook::low_level::pipe::register(signal_hook::consts::SIGUSR1, signalled)?;
+    rustix::process::set_parent_process_death_signal(Some(Signal::USR1))?;
+    let stdin = io::stdin();
+    loop {
+        let mut ready = [
+            PollFd::new(&stdin, PollFlags::IN),
+            PollFd::new(&signals, PollFlags::IN),
+        ];
+        match poll(&mut ready, None) {
+            Err(Errno::INTR) => continue,
+            polled => polled?,
+        };
+        if ready[0].revents().is_empty() && ready[1].revents().is_empty() {
+            continue;
+        }
+        // The byte may stand in the pipe of a daemon whose first thread has ended since.
+        let pipe = poll(&mut ready[..1], Some(&rustix::event::Timespec::default()))?;
+        return Ok(pipe > 0 && stdin.lock().read(&mut [0])? > 0);
+    }
 }

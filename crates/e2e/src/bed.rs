@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -367,11 +368,19 @@ impl Mount {
         self.gone = true;
     }
 
-    /// Removes the dead mount by the command.
+    /// Removes the dead mount by the command, if it was not ended by force.
     pub fn detach_dead(mut self) {
-        run_ok(ramet_bin(), &[OsStr::new("umount"), self.dir.as_ref()]);
+        if is_mount_point(&self.dir) {
+            run_ok(ramet_bin(), &[OsStr::new("umount"), self.dir.as_ref()]);
+        }
         self.gone = true;
     }
+}
+
+fn is_mount_point(dir: &Path) -> bool {
+    let mounts = std::fs::read("/proc/self/mounts").expect("there is /proc");
+    let mut mounts = mounts.split(|&b| b == b'\n');
+    mounts.any(|mount| mount.split(|&b| b == b' ').nth(1) == Some(dir.as_os_str().as_bytes()))
 }
 
 /// Kills a process that need not be a child, and waits for its end.
@@ -386,6 +395,7 @@ pub fn kill_and_wait(pid: Pid) {
     if ends_within(&fd, KILL_PATIENCE) {
         return;
     }
+    println!("a killed daemon waits in the kernel: its mount is ended by force");
     let mounts = MOUNTS.lock().expect("no holder panics");
     let dirs = mounts.iter().filter(|(daemon, _)| *daemon == pid);
     dirs.for_each(|(_, dir)| force_unmount(dir));

@@ -8,6 +8,9 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+
 /// The list of mounts of this process.
 pub const PATH: &str = "/proc/self/mountinfo";
 
@@ -44,16 +47,27 @@ pub struct MountInfo {
 }
 
 impl Device {
-    /// Aborts the connection of this file system, if the kernel shows connections (`fusectl`). Its
-    /// owner may do so.
+    /// Aborts the connection of this file system. Its owner may do so where `fusectl` is mounted,
+    /// and root everywhere.
     ///
     /// # Errors
-    /// The connection is not shown, or gone.
-    pub(crate) fn abort(self) -> io::Result<()> {
-        std::fs::write(
-            format!("/sys/fs/fuse/connections/{}/abort", self.minor),
-            "1",
-        )
+    /// The connection is gone, or is not shown to this user.
+    pub fn abort(self) -> io::Result<()> {
+        // The kernel's form of the number.
+        let connection = (self.major << 20) | self.minor;
+        let name = format!("{connection}/abort");
+        let shown = std::fs::write(format!("/sys/fs/fuse/connections/{name}"), "1");
+        if !matches!(&shown, Err(e) if e.kind() == io::ErrorKind::NotFound) {
+            return shown;
+        }
+        let fs = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_create(&fs)?;
+        // A mount of no place, which goes with its descriptor.
+        let root = fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(root, name, flags, Mode::empty())?;
+        rustix::io::write(file, b"1")?;
+        Ok(())
     }
 
     /// File of the kernel that tells how far this file system is read ahead, in KiB.
