@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
@@ -265,6 +266,37 @@ fn command_that_is_killed_leaves_nothing() {
         mount.umount();
         bed.fsck();
     }
+}
+
+#[test]
+fn import_that_finds_no_space_leaves_nothing() {
+    let bed = Bed::new("128M");
+    let mount = bed.mount(&[]);
+    let before = mount.allocated_settled();
+    let source = bed.path().join("source");
+    fs::create_dir(&source).unwrap();
+    let mut noise = vec![0; 4 << 20];
+    let mut random = fs::File::open("/dev/urandom").unwrap();
+    for number in 0..40 {
+        random.read_exact(&mut noise).unwrap();
+        fs::write(source.join(format!("{number}")), &noise).unwrap();
+    }
+    let (src, new) = (text(&source), mount.root().join("new"));
+    let out = import(&[src, text(&new)], Stdio::null());
+    let why = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success() && why.contains("space"), "{why}");
+    assert!(!new.exists());
+    let begun = Instant::now();
+    while mount.allocated_settled() > before + (4 << 20) {
+        assert!(begun.elapsed() < Duration::from_secs(30), "space is kept");
+    }
+    fs::remove_dir_all(&source).unwrap();
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("small"), "x").unwrap();
+    assert!(import(&[src, text(&new)], Stdio::null()).status.success());
+    assert_same(&source, &new);
+    mount.umount();
+    bed.fsck();
 }
 
 #[test]

@@ -30,6 +30,7 @@ use crate::ops::access::Caller;
 use crate::ops::at::At;
 use crate::ops::deferred_delete::DeferredDeletes;
 use crate::ops::file_flags::INHERITED;
+use crate::ops::import_settlers::Settlers;
 use crate::ops::import_stage::{ImportCounts, Stage};
 use crate::ops::invalidation::Invalidation;
 use crate::ops::times::Times;
@@ -44,6 +45,7 @@ pub struct Imports {
     numbers: Arc<Numbers>,
     times: Arc<Times>,
     deletes: Arc<DeferredDeletes>,
+    settlers: Arc<Settlers>,
     /// By the number of the stream.
     active: Mutex<HashMap<Ino, Arc<Import>>>,
     /// Number of the active ones: most writes ask while there are none.
@@ -128,6 +130,7 @@ impl Imports {
             numbers: Arc::clone(numbers),
             times: Arc::clone(times),
             deletes: Arc::clone(deletes),
+            settlers: Arc::new(Settlers::new()),
             active: Mutex::default(),
             len: AtomicUsize::new(0),
         }
@@ -152,6 +155,7 @@ impl Imports {
         let orphan = self.numbers.new_orphan();
         let stage = Stage::new(
             (&self.namespace, &self.numbers),
+            &self.settlers,
             caller.clone(),
             orphan,
             record.flags & INHERITED,

@@ -5,6 +5,12 @@
 //! range, so the range must be empty. It is when it lies behind all keys that were settled
 //! before, as in a tree that comes in the order of its keys. Anywhere else the tree is asked, and
 //! blocks that lie among others are put one by one, through the journal.
+//!
+//! Compression takes most of the time of an import. So ranges that are free without a look at the
+//! tree are settled beside the stream ([`Settlers`]); they do not meet, so their order is free. A
+//! look at the tree, and a key among theirs, come after [`ImportBlocks::finish`].
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_betree::{Batch, Tree};
@@ -12,15 +18,62 @@ use ramet_betree::{Batch, Tree};
 use crate::error::Result;
 use crate::format::blocks::BLOCK;
 use crate::namespace::transaction::RECORDS_BYTES;
+use crate::ops::import_settlers::{Settled, Settlers};
 
 /// So many bytes are settled at once: some leaves.
 pub(crate) const SETTLED_BYTES: usize = 4 << 20;
 /// Bytes of one batch of blocks that are put.
 const PUT_BYTES: usize = 512 << 10;
 
+/// Contents of all files of an import.
+pub(crate) struct Contents {
+    own: ImportBlocks,
+    /// Blocks of files with several names, which sort behind all others.
+    shared: ImportBlocks,
+}
+
+impl Contents {
+    /// No contents yet.
+    pub(crate) fn new(tree: &Arc<Tree>, settlers: &Arc<Settlers>) -> Self {
+        let none = || ImportBlocks::new(tree, settlers);
+        Self {
+            own: none(),
+            shared: none(),
+        }
+    }
+
+    /// The blocks of files with several names, or those of other files.
+    pub(crate) fn of(&mut self, is_shared: bool) -> &mut ImportBlocks {
+        if is_shared {
+            &mut self.shared
+        } else {
+            &mut self.own
+        }
+    }
+
+    /// Hands all blocks to the tree, at once or beside the caller.
+    ///
+    /// # Errors
+    /// Those of the tree, also for blocks that were handed over before.
+    pub(crate) fn settle(&mut self) -> Result<()> {
+        self.own.settle()?;
+        self.shared.settle()
+    }
+
+    /// Waits for all blocks that were handed over.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        self.own.finish()?;
+        self.shared.finish()
+    }
+}
+
 /// Blocks of new files, below one path.
-#[derive(Default)]
 pub(crate) struct ImportBlocks {
+    tree: Arc<Tree>,
+    beside: Settled,
     entries: Vec<(Bytes, Bytes)>,
     bytes: usize,
     is_unsorted: bool,
@@ -29,6 +82,18 @@ pub(crate) struct ImportBlocks {
 }
 
 impl ImportBlocks {
+    /// No blocks yet.
+    fn new(tree: &Arc<Tree>, settlers: &Arc<Settlers>) -> Self {
+        Self {
+            tree: Arc::clone(tree),
+            beside: Settled::new(settlers),
+            entries: Vec::new(),
+            bytes: 0,
+            is_unsorted: false,
+            settled: Bytes::new(),
+        }
+    }
+
     /// Adds a block. Its key is new.
     pub(crate) fn push(&mut self, key: Bytes, value: Bytes) {
         let last = self.entries.last();
@@ -49,11 +114,11 @@ impl ImportBlocks {
         self.bytes >= SETTLED_BYTES
     }
 
-    /// Hands all blocks to the tree.
+    /// Hands all blocks to the tree, at once or beside the caller.
     ///
     /// # Errors
-    /// Those of the tree.
-    pub(crate) fn settle(&mut self, tree: &Tree) -> Result<()> {
+    /// Those of the tree, also for blocks that were handed over before.
+    pub(crate) fn settle(&mut self) -> Result<()> {
         let (mut entries, bytes) = (std::mem::take(&mut self.entries), self.bytes);
         self.bytes = 0;
         if std::mem::take(&mut self.is_unsorted) {
@@ -63,25 +128,54 @@ impl ImportBlocks {
             return Ok(());
         };
         let end = Bytes::from([last, &[0][..]].concat());
-        let is_free =
-            *first > self.settled || tree.scan(first, Some(&end)).next().transpose()?.is_none();
-        self.settled = self.settled.clone().max(last.clone());
-        if is_free && bytes >= tree.ingest_bytes() {
-            let prepared = tree.prepare(first.clone(), Some(end), entries.iter().cloned());
-            match prepared {
-                Ok(ingest) => {
-                    let mut batch = Batch::new();
-                    batch.ingest(Bytes::new(), ingest);
-                    tree.admit(2 * BLOCK + RECORDS_BYTES)?;
-                    tree.apply(batch)?;
-                    return Ok(());
-                }
-                // Smaller pieces may fit.
-                Err(ramet_betree::Error::NoSpace) => {}
-                Err(error) => return Err(error.into()),
-            }
+        let is_behind = *first > self.settled;
+        if !is_behind {
+            self.beside.finish()?;
         }
-        put(tree, entries)
+        let is_free = is_behind
+            || self
+                .tree
+                .scan(first, Some(&end))
+                .next()
+                .transpose()?
+                .is_none();
+        self.settled = self.settled.clone().max(last.clone());
+        if !is_free || bytes < self.tree.ingest_bytes() {
+            return put(&self.tree, entries);
+        }
+        if !is_behind {
+            // The caller may have a key of the range that is not applied yet, and comes later.
+            return ingest(&self.tree, entries, end);
+        }
+        let tree = Arc::clone(&self.tree);
+        self.beside.run(move || ingest(&tree, entries, end))
+    }
+
+    /// Waits for all blocks that were handed over.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        self.beside.finish()
+    }
+}
+
+/// Writes blocks to leaves, in a range up to `end` that is free.
+fn ingest(tree: &Tree, entries: Vec<(Bytes, Bytes)>, end: Bytes) -> Result<()> {
+    let Some((first, _)) = entries.first() else {
+        return Ok(());
+    };
+    match tree.prepare(first.clone(), Some(end), entries.iter().cloned()) {
+        Ok(ingest) => {
+            let mut batch = Batch::new();
+            batch.ingest(Bytes::new(), ingest);
+            tree.admit(2 * BLOCK + RECORDS_BYTES)?;
+            tree.apply(batch)?;
+            Ok(())
+        }
+        // Smaller pieces may fit.
+        Err(ramet_betree::Error::NoSpace) => put(tree, entries),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -33,7 +33,8 @@ use crate::ops::access::{Caller, Capabilities};
 use crate::ops::acl::{PERMISSION_BITS, flag_of};
 use crate::ops::allocation::{Allocation, CHUNK_BLOCKS};
 use crate::ops::contents::move_contents;
-use crate::ops::import_blocks::{ImportBlocks, SETTLED_BYTES};
+use crate::ops::import_blocks::{Contents, SETTLED_BYTES};
+use crate::ops::import_settlers::Settlers;
 use crate::ops::xattr::{XATTR_BYTES_MAX, check as check_xattr};
 
 /// Bytes of one batch of records.
@@ -152,9 +153,7 @@ pub(crate) struct Stage {
     dir_paths_bytes: usize,
     batch: Batch,
     batch_bytes: usize,
-    blocks: ImportBlocks,
-    /// Blocks of files with several names, which sort behind all others.
-    shared_blocks: ImportBlocks,
+    contents: Contents,
     /// Bytes of the frames that blocks are parts of.
     frames_bytes: usize,
     /// The greatest path that was made.
@@ -178,6 +177,7 @@ impl Stage {
     /// Those of the tree.
     pub(crate) fn new(
         (namespace, numbers): (&Arc<Namespace>, &Arc<Numbers>),
+        settlers: &Arc<Settlers>,
         caller: Caller,
         orphan: Orphan,
         flags: u16,
@@ -202,8 +202,7 @@ impl Stage {
             dir_paths_bytes: 0,
             batch: Batch::new(),
             batch_bytes: 0,
-            blocks: ImportBlocks::default(),
-            shared_blocks: ImportBlocks::default(),
+            contents: Contents::new(&namespace.tree, settlers),
             frames_bytes: 0,
             highest: Bytes::new(),
             open: None,
@@ -255,7 +254,7 @@ impl Stage {
     /// Those of the tree.
     pub(crate) fn finish(&mut self) -> Result<()> {
         self.close()?;
-        self.settle()?;
+        self.settle_all()?;
         self.write_dirs()
     }
 
@@ -276,9 +275,14 @@ impl Stage {
 
     fn settle(&mut self) -> Result<()> {
         self.frames_bytes = 0;
-        self.blocks.settle(&self.namespace.tree)?;
-        self.shared_blocks.settle(&self.namespace.tree)?;
+        self.contents.settle()?;
         self.apply()
+    }
+
+    /// Settles, and waits until the tree has all blocks.
+    fn settle_all(&mut self) -> Result<()> {
+        self.settle()?;
+        self.contents.finish()
     }
 
     /// Writes the records of directories that have changed, and lets go of all of them.
@@ -533,7 +537,6 @@ impl Stage {
 
     fn add_link(&mut self, path: &[u8], first: &[u8]) -> Result<()> {
         self.close()?;
-        self.settle()?;
         if path.is_empty() || first.is_empty() {
             return Err(Error::NotPermitted);
         }
@@ -564,6 +567,8 @@ impl Stage {
 
     /// Makes the object at a path, which has one name, a shared inode. Answers its number.
     fn share(&mut self, path: &[u8], mut record: Record) -> Result<u64> {
+        // The contents move.
+        self.settle_all()?;
         let link = self.numbers.generation()?;
         let (from, to) = (self.key_path(path), keys::shared_inode(&self.path, link));
         let mut tx = Transaction::new(lock_states(&[]));
@@ -675,14 +680,13 @@ impl Stage {
         }
         let keys_of_blocks = keys::blocks(&open.path);
         let is_shared = open.is_shared;
-        let blocks = self.blocks_of(is_shared);
+        let blocks = self.contents.of(is_shared);
         for (number, block) in (first..last).zip(bytes.chunks(BLOCK)) {
             blocks.push(keys::block(&keys_of_blocks, number), frame.slice_ref(block));
         }
         self.counts.bytes += bytes.len() as u64;
-        if self.blocks_of(is_shared).is_full() {
-            let tree = Arc::clone(&self.namespace.tree);
-            self.blocks_of(is_shared).settle(&tree)?;
+        if self.contents.of(is_shared).is_full() {
+            self.contents.of(is_shared).settle()?;
         }
         Ok(())
     }
@@ -696,22 +700,16 @@ impl Stage {
             return Ok(());
         };
         let (path, is_shared) = (open.path.clone(), open.is_shared);
+        // Where names do not ascend, an ingest beside the stream may span the place of the chunk.
+        self.contents.of(is_shared).finish()?;
         for (key, value) in map.entries(&path) {
-            self.blocks_of(is_shared).note_other(&key);
+            self.contents.of(is_shared).note_other(&key);
             self.put(key, value);
         }
         if self.batch_bytes >= BATCH_BYTES {
             self.apply()?;
         }
         Ok(())
-    }
-
-    fn blocks_of(&mut self, is_shared: bool) -> &mut ImportBlocks {
-        if is_shared {
-            &mut self.shared_blocks
-        } else {
-            &mut self.blocks
-        }
     }
 
     /// Completes the open object: from here on it takes no attributes and no contents.

@@ -21,6 +21,7 @@ pub(crate) mod hard_links;
 pub(crate) mod holes;
 pub(crate) mod import;
 pub(crate) mod import_blocks;
+pub(crate) mod import_settlers;
 pub(crate) mod import_stage;
 pub(crate) mod invalidation;
 pub(crate) mod join;
