@@ -97,6 +97,8 @@ pub use tools::diff::{Change, Difference};
 pub use tools::fork_calls::{
     ForkReply, ForkRequest, ToldFork, ToldMeasure, answer_forks, path_of_text,
 };
+pub use tools::merge::{MergeOptions, Merged, MergedName, merge_fork};
+pub use tools::merge_plan::{Clash, Conflict, Favor, LeftOut};
 pub use tools::mkfs::UnfinishedVolume;
 pub use tools::scrub::{Damaged, ScrubPage};
 pub use tools::snapshot_calls::{

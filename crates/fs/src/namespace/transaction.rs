@@ -38,8 +38,18 @@ struct Locked<'a> {
     moved: Option<Location>,
 }
 
+/// Up to so many inodes are sorted without a copy of their list.
+const FEW_INODES: usize = 16;
+
 /// Locks the states of these inodes, each once, in the order of their numbers.
 pub(crate) fn lock_states<'a>(inodes: &[&'a Arc<Inode>]) -> States<'a> {
+    if inodes.len() > FEW_INODES {
+        let mut sorted = inodes.to_vec();
+        sorted.sort_unstable_by_key(|inode| inode.ino);
+        sorted.dedup_by_key(|inode| inode.ino);
+        let locked = sorted.into_iter().map(lock_state).collect();
+        return States { locked };
+    }
     let mut locked = Vec::with_capacity(inodes.len());
     let mut last = None;
     // They are few: a sorted copy would take an allocation.
@@ -49,14 +59,18 @@ pub(crate) fn lock_states<'a>(inodes: &[&'a Arc<Inode>]) -> States<'a> {
     };
     while let Some(inode) = next_of(last) {
         last = Some(inode.ino);
-        locked.push(Locked {
-            inode,
-            state: inode.state.write(),
-            edited: None,
-            moved: None,
-        });
+        locked.push(lock_state(inode));
     }
     States { locked }
+}
+
+fn lock_state(inode: &Arc<Inode>) -> Locked<'_> {
+    Locked {
+        inode,
+        state: inode.state.write(),
+        edited: None,
+        moved: None,
+    }
 }
 
 impl<'a> States<'a> {

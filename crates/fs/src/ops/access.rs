@@ -177,6 +177,17 @@ impl Caller {
         }
     }
 
+    /// Whether the mode and the owner of an object with this record may be set, the owner to this
+    /// user and group.
+    pub(crate) fn may_set(&self, record: &Record, (uid, gid): (u32, u32)) -> Result<()> {
+        let owns = self.uid == record.uid || self.has(Capabilities::FOWNER);
+        let gives = uid == record.uid && (gid == record.gid || self.is_in(gid));
+        match owns && (gives || self.has(Capabilities::CHOWN)) {
+            true => Ok(()),
+            false => Err(Error::NotPermitted),
+        }
+    }
+
     /// Whether names in a directory, whose state is locked, may be found.
     pub(crate) fn may_search(
         &self,

@@ -94,14 +94,14 @@ impl<'a> Purpose<'a> {
 }
 
 /// A clone that may go on: the states of all inodes that it changes are locked.
-struct Plan<'a> {
-    source: &'a Arc<Inode>,
-    copy: Destination<'a>,
-    victim: Option<&'a Victim>,
-    links: Option<&'a LinksBelow>,
+pub(super) struct Plan<'a> {
+    pub(super) source: &'a Arc<Inode>,
+    pub(super) copy: Destination<'a>,
+    pub(super) victim: Option<&'a Victim>,
+    pub(super) links: Option<&'a LinksBelow>,
     /// Indexes that the ranges of trees may have keys in.
-    indexes: &'static [u8],
-    fork: Option<Forking>,
+    pub(super) indexes: &'static [u8],
+    pub(super) fork: Option<Forking>,
 }
 
 impl Trees {
@@ -278,7 +278,7 @@ impl Trees {
     }
 
     /// Adds the clone to the transaction.
-    fn carry_out(
+    pub(super) fn carry_out(
         &self,
         tx: &mut Transaction<'_>,
         topology: &Topology,

@@ -374,20 +374,38 @@ impl Forks {
     /// of the tree.
     pub(crate) fn base_and_fork(&self, fork: (&Arc<Inode>, &ForkRecord)) -> Result<BaseAndFork> {
         let (top, record) = fork;
-        let base = record.base.ok_or(Error::NoAttribute)?;
-        let tree = &self.namespace.tree;
         let (now, path) = {
             let topology = self.namespace.topology.read();
-            (tree.snapshot(), topology.dir_path(top)?.path)
+            let now = self.namespace.tree.snapshot();
+            (now, topology.dir_path(top)?.path)
         };
         let names: Vec<&[u8]> = keys::names_between(b"", &path).collect();
-        let then = window(tree, keys::fork_base(base)).snapshot();
-        let of_base = Then::find(&then, &[])?.ok_or(Error::Stale)?;
+        let base = self.base(record)?;
         let of_fork = Then::find(&now, &names)?.ok_or(Error::Stale)?;
         Ok(BaseAndFork {
-            base: (then, of_base),
+            base,
             fork: (now, of_fork),
         })
+    }
+
+    /// The base of the fork with this record.
+    ///
+    /// # Errors
+    /// `NoAttribute` for a fork without one, `Stale` for one that is gone, `Corrupt`, and those of
+    /// the tree.
+    pub(crate) fn base(&self, record: &ForkRecord) -> Result<(Snapshot, Then)> {
+        let base = record.base.ok_or(Error::NoAttribute)?;
+        let then = window(&self.namespace.tree, keys::fork_base(base)).snapshot();
+        let of_base = Then::find(&then, &[])?.ok_or(Error::Stale)?;
+        Ok((then, of_base))
+    }
+
+    /// The record of the fork with this top.
+    ///
+    /// # Errors
+    /// `Invalid` for a directory that is no fork, `Corrupt`, and those of the tree.
+    pub(crate) fn record_of(&self, top: &Inode) -> Result<ForkRecord> {
+        stored_fork(&self.namespace.tree, top.identity())?.ok_or(NO_FORK)
     }
 
     /// Removes bases and records of some forks whose directories are gone, and that no snapshot may
@@ -468,6 +486,11 @@ impl Forks {
         }
         tree.apply_admitted(batch)?;
         Ok(!may_come_back)
+    }
+
+    /// The inodes of the volume.
+    pub(crate) fn namespace(&self) -> &Namespace {
+        &self.namespace
     }
 
     /// The memory budget, for comparisons.

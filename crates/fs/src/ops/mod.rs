@@ -26,6 +26,7 @@ pub(crate) mod import_stage;
 pub(crate) mod invalidation;
 pub(crate) mod join;
 pub(crate) mod link;
+pub(crate) mod merge;
 pub(crate) mod names;
 pub(crate) mod readdir;
 pub(crate) mod removal;

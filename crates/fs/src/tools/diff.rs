@@ -23,6 +23,7 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
 use crate::format::keys::{self, Part};
 use crate::format::record::{Entry, FLAG_CLONE_ROOT, FLAG_XATTRS, Kind, Record};
+use crate::namespace::inode::Inode;
 use crate::namespace::resolve::Namespace;
 use crate::ops::then::Then;
 
@@ -83,9 +84,10 @@ pub struct Difference {
     pub is_dir: bool,
 }
 
-/// One of the two trees.
-struct Side {
-    snapshot: Snapshot,
+/// One of the trees that are compared.
+#[derive(Clone)]
+pub(crate) struct Side {
+    pub(crate) snapshot: Snapshot,
     path: Bytes,
     /// Path of the clone root that the directory is, or is in.
     root: Bytes,
@@ -93,9 +95,12 @@ struct Side {
 }
 
 /// The object of a name: its record, and the path of its contents and attributes.
-struct Object {
-    record: Record,
-    path: Bytes,
+#[derive(Clone)]
+pub(crate) struct Object {
+    pub(crate) record: Record,
+    pub(crate) path: Bytes,
+    /// It is a shared inode, and may have other names.
+    pub(crate) is_shared: bool,
 }
 
 struct Comparison {
@@ -137,10 +142,18 @@ pub(crate) fn diff(namespace: &Namespace, a: Ino, b: Ino) -> Result<Found> {
             held,
         });
     }
+    let sides = live_sides(namespace, [&dirs[0], &dirs[1]])?;
+    Comparison::new(sides, true, held).find()
+}
+
+/// The trees of two directories as of one moment.
+///
+/// # Errors
+/// `NotFound` for a directory that is gone, and those of the tree.
+pub(crate) fn live_sides(namespace: &Namespace, dirs: [&Arc<Inode>; 2]) -> Result<[Side; 2]> {
     let topology = namespace.topology.read();
     let snapshot = namespace.tree.snapshot();
-    let side = |n: usize| -> Result<Side> {
-        let dir = &dirs[n];
+    let side = |dir: &Arc<Inode>| -> Result<Side> {
         let root = topology.clone_root(dir)?;
         let at = topology.record_at(&dir.location.read().clone())?;
         let value = snapshot.get(&at.ok_or(Error::Stale)?)?;
@@ -154,12 +167,21 @@ pub(crate) fn diff(namespace: &Namespace, a: Ino, b: Ino) -> Result<Found> {
             record,
         })
     };
-    let sides = [
-        side(0).map_err(gone_is_not_found)?,
-        side(1).map_err(gone_is_not_found)?,
-    ];
-    drop(topology);
-    Comparison::new(sides, true, held).find()
+    let [a, b] = dirs.map(|dir| side(dir).map_err(gone_is_not_found));
+    Ok([a?, b?])
+}
+
+/// The differences of two trees. With `is_one_tree`, equal paths are of one object.
+///
+/// # Errors
+/// As [`diff`].
+pub(crate) fn diff_sides(
+    budget: &Arc<Budget>,
+    sides: [&Side; 2],
+    is_one_tree: bool,
+) -> Result<Found> {
+    let held = Held::new(budget, Use::Requests);
+    Comparison::new(sides.map(Clone::clone), is_one_tree, held).find()
 }
 
 /// The differences between two objects of one kind, each in a tree of its own, of one volume. An
@@ -168,17 +190,36 @@ pub(crate) fn diff(namespace: &Namespace, a: Ino, b: Ino) -> Result<Found> {
 /// # Errors
 /// `Range` as [`diff`], and those of the tree.
 pub(crate) fn diff_then(budget: &Arc<Budget>, sides: [(&Snapshot, &Then); 2]) -> Result<Found> {
-    let sides = sides.map(|(snapshot, then)| Side {
-        snapshot: snapshot.clone(),
-        path: then.path.clone(),
-        root: then.root.clone(),
-        record: then.record.clone(),
-    });
+    let sides = sides.map(|(snapshot, then)| Side::of_then(snapshot, then));
     let held = Held::new(budget, Use::Requests);
     Comparison::new(sides, false, held).find()
 }
 
 impl Side {
+    /// The tree of an object that no live name leads to.
+    pub(crate) fn of_then(snapshot: &Snapshot, then: &Then) -> Self {
+        Self {
+            snapshot: snapshot.clone(),
+            path: then.path.clone(),
+            root: then.root.clone(),
+            record: then.record.clone(),
+        }
+    }
+
+    /// The tree of a directory below the top.
+    pub(crate) fn below(&self, object: &[u8], dir: &Object) -> Result<Self> {
+        let root = match dir.record.has(FLAG_CLONE_ROOT) {
+            true => dir.path.clone(),
+            false => self.root_of(object)?,
+        };
+        Ok(Self {
+            snapshot: self.snapshot.clone(),
+            path: dir.path.clone(),
+            root,
+            record: dir.record.clone(),
+        })
+    }
+
     fn at(&self, object: &[u8]) -> Bytes {
         [&self.path, object].concat().into()
     }
@@ -190,17 +231,25 @@ impl Side {
         Ok(entry.filter(|entry| !matches!(entry, Entry::Deleted(_))))
     }
 
-    fn object(&self, object: &[u8]) -> Result<Option<Object>> {
+    /// The object that a path from the top leads to.
+    pub(crate) fn object(&self, object: &[u8]) -> Result<Option<Object>> {
         if object.is_empty() {
             return Ok(Some(Object {
                 record: self.record.clone(),
                 path: self.path.clone(),
+                is_shared: false,
             }));
         }
         let path = self.at(object);
         let link_entry = match self.entry(object)? {
             None | Some(Entry::Deleted(_)) => return Ok(None),
-            Some(Entry::Inode(record)) => return Ok(Some(Object { record, path })),
+            Some(Entry::Inode(record)) => {
+                return Ok(Some(Object {
+                    record,
+                    path,
+                    is_shared: false,
+                }));
+            }
             Some(Entry::Link(link_entry)) => link_entry,
         };
         let path = keys::shared_inode(&self.root_of(object)?, link_entry.link);
@@ -210,9 +259,49 @@ impl Side {
         };
         let value = self.snapshot.get(&keys::shared_record(&path))?;
         match Entry::decode(&value.ok_or_else(missing)?)? {
-            Entry::Inode(record) => Ok(Some(Object { record, path })),
+            Entry::Inode(record) => Ok(Some(Object {
+                record,
+                path,
+                is_shared: true,
+            })),
             Entry::Link(_) | Entry::Deleted(_) => Err(missing()),
         }
+    }
+
+    /// The keys with these prefixes that differ between this tree and another one.
+    fn diff(&self, a: Bytes, other: &Self, b: Bytes) -> Result<Diff> {
+        let (a, b) = (Span::prefix(a), Span::prefix(b));
+        Ok(self.snapshot.diff_range(&a, &other.snapshot, &b)?)
+    }
+
+    /// Whether the data of a file differ from those of a file of another tree.
+    pub(crate) fn data_differs(&self, a: &Object, (other, b): (&Self, &Object)) -> Result<bool> {
+        if a.record.size_bytes != b.record.size_bytes {
+            return Ok(true);
+        }
+        // A short block goes on with zeros, and an absent block is all zeros.
+        let trimmed = |value: Option<Bytes>| {
+            let value = value.unwrap_or_default();
+            let len = value
+                .iter()
+                .rposition(|&byte| byte != 0)
+                .map_or(0, |at| at + 1);
+            value.slice(..len)
+        };
+        for item in self.diff(keys::blocks(&a.path), other, keys::blocks(&b.path))? {
+            let item = item?;
+            if trimmed(item.before) != trimmed(item.after) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn xattrs_differ(&self, a: &Object, (other, b): (&Self, &Object)) -> Result<bool> {
+        let prefixes = [a, b].map(|object| keys::xattr(&object.path, b""));
+        let [before, after] = prefixes;
+        let mut diff = self.diff(before, other, after)?;
+        Ok(diff.next().transpose()?.is_some())
     }
 
     /// Path of the clone root that holds the shared inodes of names beside `object`.
@@ -309,16 +398,10 @@ impl Comparison {
         Ok(())
     }
 
-    fn diff(&self, a: Bytes, b: Bytes) -> Result<Diff> {
-        let [left, right] = &self.sides;
-        let (a, b) = (Span::prefix(a), Span::prefix(b));
-        Ok(left.snapshot.diff_range(&a, &right.snapshot, &b)?)
-    }
-
     /// All keys of an index that differ between the ranges, without the keys above the tops.
     fn diff_index(&self, index: u8) -> Result<Diff> {
         let [a, b] = &self.sides;
-        self.diff(keys::range(index, &a.path), keys::range(index, &b.path))
+        a.diff(keys::range(index, &a.path), b, keys::range(index, &b.path))
     }
 
     fn compare_names(&mut self) -> Result<()> {
@@ -455,8 +538,8 @@ impl Comparison {
 
     /// Compares the objects that a name leads to on both sides.
     fn compare_object(&mut self, object: &Bytes) -> Result<()> {
-        let [a, b] = &self.sides;
-        let (a, b) = match (a.object(object)?, b.object(object)?) {
+        let [left, right] = &self.sides;
+        let (a, b) = match (left.object(object)?, right.object(object)?) {
             (Some(a), Some(b)) => (a, b),
             (None, None) => return Ok(()),
             (Some(_), None) => return self.report(object, Change::Removed),
@@ -470,7 +553,7 @@ impl Comparison {
             return self.report(object, Change::Kind);
         }
         let content = match kind {
-            Kind::Regular => self.data_differs(&a, &b)?,
+            Kind::Regular => left.data_differs(&a, (right, &b))?,
             Kind::Symlink => a.record.target != b.record.target,
             _ => false,
         };
@@ -481,38 +564,11 @@ impl Comparison {
         };
         let has_xattrs = a.record.has(FLAG_XATTRS) || b.record.has(FLAG_XATTRS);
         let metadata =
-            of(&a.record) != of(&b.record) || has_xattrs && self.xattrs_differ(&a, &b)?;
+            of(&a.record) != of(&b.record) || has_xattrs && left.xattrs_differ(&a, (right, &b))?;
         if content || metadata {
             self.report(object, Change::Both { content, metadata })?;
         }
         Ok(())
-    }
-
-    fn data_differs(&self, a: &Object, b: &Object) -> Result<bool> {
-        if a.record.size_bytes != b.record.size_bytes {
-            return Ok(true);
-        }
-        // A short block goes on with zeros, and an absent block is all zeros.
-        let trimmed = |value: Option<Bytes>| {
-            let value = value.unwrap_or_default();
-            let len = value
-                .iter()
-                .rposition(|&byte| byte != 0)
-                .map_or(0, |at| at + 1);
-            value.slice(..len)
-        };
-        for item in self.diff(keys::blocks(&a.path), keys::blocks(&b.path))? {
-            let item = item?;
-            if trimmed(item.before) != trimmed(item.after) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    fn xattrs_differ(&self, a: &Object, b: &Object) -> Result<bool> {
-        let mut diff = self.diff(keys::xattr(&a.path, b""), keys::xattr(&b.path, b""))?;
-        Ok(diff.next().transpose()?.is_some())
     }
 
     fn report(&mut self, object: &Bytes, change: Change) -> Result<()> {

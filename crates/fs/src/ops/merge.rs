@@ -1,0 +1,861 @@
+//! Merging: the steps that bring the changes of a fork into another directory, as one batch.
+//!
+//! `tools/merge_plan.rs` compares three trees and says which steps there are. Here they are carried
+//! out in place: the directories of the destination stay, a name that did not change keeps its
+//! inode, and a file with other contents is replaced as by rename(2). So a descriptor of the file
+//! before goes on with that file, and a reader never sees half of the new contents.
+//!
+//! ```text
+//! without locks   directories are found, generations taken, clones prepared
+//! names, links    the objects at the names of all steps
+//! states          the trees are compared again: other steps, and nothing is done
+//! topology        trees that go are as they were compared; one batch; records and locations
+//! ```
+//!
+//! An object that a step changes or replaces is locked while the trees are compared again, so that
+//! a write is seen by the comparison, or comes after the merge. A tree that goes has objects without
+//! locks. With the topology held no batch can come, and the keys of the tree are compared with those
+//! of the comparison. That reads nodes that the comparison had read a moment before.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ramet_betree::{Seq, Snapshot, Span};
+
+use crate::error::{Error, Result, gone_is_not_found};
+use crate::format::blocks::BLOCK;
+use crate::format::keys;
+use crate::format::record::{
+    FLAG_CAPABILITY, FLAG_NO_ATIME, FLAG_NO_DUMP, FLAG_SPARSE, FLAG_XATTRS, Kind, Record, Time,
+};
+use crate::format::slots::{SLOTS_WITHOUT_INDEX, Slot};
+use crate::namespace::inode::{DirPath, Inode};
+use crate::namespace::link_counts::count_links;
+use crate::namespace::resolve::Found;
+use crate::namespace::slot_index::indexing;
+use crate::namespace::topology::Topology;
+use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_names, lock_states};
+use crate::ops::access::Caller;
+use crate::ops::acl::flag_of;
+use crate::ops::at::At;
+use crate::ops::clone::Plan;
+use crate::ops::contents::{FEW_BLOCKS, Few, delete_ranges, few_blocks};
+use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
+use crate::ops::invalidation::Invalidation;
+use crate::ops::removal::Removal;
+use crate::ops::staged::Destination;
+use crate::ops::trees::{Trees, Victim, invalidations};
+
+/// Most steps of one merge.
+pub(crate) const STEPS_MAX: usize = 4096;
+/// Most bytes of keys and values of one merge, about.
+const BATCH_BYTES_MAX: usize = 6 << 20;
+/// Bytes of small files that are copied as values; further ones are cloned.
+const FEW_BYTES_MAX: usize = 1 << 20;
+/// Bytes of one of them with its keys, at most.
+const FILE_BYTES: usize = FEW_BLOCKS as usize * (BLOCK + KEY_BYTES);
+/// Bytes of a key or record beside the path, about, and keys of one step.
+const KEY_BYTES: usize = 300;
+const KEYS_OF_STEP: usize = 8;
+/// The flags that contents bring along.
+const CONTENT_FLAGS: u16 = FLAG_SPARSE | FLAG_NO_ATIME | FLAG_NO_DUMP;
+
+/// The mode with the kind, the owner, and the number of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Look {
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) rdev: u32,
+}
+
+impl Look {
+    pub(crate) fn of(record: &Record) -> Self {
+        Self {
+            mode: record.mode,
+            uid: record.uid,
+            gid: record.gid,
+            rdev: record.rdev,
+        }
+    }
+
+    fn put(self, record: &mut Record) {
+        (record.mode, record.rdev) = (self.mode, self.rdev);
+        (record.uid, record.gid) = (self.uid, self.gid);
+    }
+}
+
+/// The origin of the contents of a file. Paths are those below a top, as in keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// The object at this path of the fork.
+    Fork(Bytes),
+    /// The object at this path of the destination, which another step removes.
+    Own(Bytes),
+    /// These bytes. All else is of the object at this path of the destination, which goes.
+    Text(Bytes, Bytes),
+}
+
+/// A change of one name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// A clone of the directory at this path of the fork takes the name.
+    Tree {
+        /// Path below the top of the fork.
+        from: Bytes,
+    },
+    /// A new object that is no directory takes the name.
+    File {
+        /// Its contents, or the target of a symbolic link.
+        content: Content,
+        /// Its mode and owner.
+        look: Look,
+        /// All its extended attributes.
+        attributes: BTreeMap<Bytes, Bytes>,
+    },
+    /// The object goes, with everything below it.
+    Remove,
+    /// The object stays and gets other attributes.
+    Change {
+        /// Its mode and owner.
+        look: Look,
+        /// Extended attributes that are set, or removed.
+        attributes: BTreeMap<Bytes, Option<Bytes>>,
+    },
+}
+
+/// A step of a merge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MergeStep {
+    /// Path below the top of the destination, as in keys.
+    pub(crate) at: Bytes,
+    pub(crate) action: Action,
+}
+
+impl MergeStep {
+    /// The object whose contents or tree are copied: in the fork or in the destination, and where.
+    fn source(&self) -> Option<(bool, &Bytes)> {
+        match &self.action {
+            Action::Tree { from } => Some((true, from)),
+            Action::File { content, .. } => match content {
+                Content::Fork(from) => Some((true, from)),
+                Content::Own(from) | Content::Text(_, from) => Some((false, from)),
+            },
+            Action::Remove | Action::Change { .. } => None,
+        }
+    }
+
+    fn copies_data(&self) -> bool {
+        let Action::File { content, .. } = &self.action else {
+            return false;
+        };
+        !matches!(content, Content::Text(..))
+    }
+
+    fn puts_name(&self) -> bool {
+        matches!(self.action, Action::Tree { .. } | Action::File { .. })
+    }
+
+    /// Bytes of its part of the batch, about. The destination's path has `top_bytes`.
+    fn batch_bytes(&self, top_bytes: usize) -> usize {
+        let values: usize = match &self.action {
+            Action::File {
+                content,
+                attributes,
+                ..
+            } => {
+                let text = match content {
+                    Content::Text(text, _) => text.len() + text.len() / BLOCK * KEY_BYTES,
+                    Content::Fork(_) | Content::Own(_) => 0,
+                };
+                text + attributes.values().map(Bytes::len).sum::<usize>()
+            }
+            Action::Change { attributes, .. } => {
+                attributes.values().flatten().map(Bytes::len).sum()
+            }
+            Action::Tree { .. } | Action::Remove => 0,
+        };
+        values + KEYS_OF_STEP * (top_bytes + self.at.len() + KEY_BYTES)
+    }
+}
+
+/// A merge to be carried out.
+pub(crate) struct Merge<'a> {
+    pub(crate) caller: &'a Caller,
+    /// Top of the fork.
+    pub(crate) fork: &'a Arc<Inode>,
+    /// Top of the destination.
+    pub(crate) into: &'a Arc<Inode>,
+    pub(crate) steps: &'a [MergeStep],
+    /// Compares again, and gives the state that was compared if the steps are the same.
+    pub(crate) compare: &'a dyn Fn() -> Result<Option<Snapshot>>,
+}
+
+/// A name in a directory that was found by its path.
+struct Place {
+    dir: Arc<Inode>,
+    name: Vec<u8>,
+}
+
+impl Place {
+    fn at(&self) -> At<'_> {
+        At {
+            dir: &self.dir,
+            name: &self.name,
+        }
+    }
+}
+
+/// A step whose directories are known.
+struct Prepared<'a> {
+    step: &'a MergeStep,
+    place: Place,
+    source: Option<Place>,
+    /// Generation of the new object.
+    birth: u64,
+}
+
+/// A step with the objects at its names.
+struct Target<'a> {
+    prepared: &'a Prepared<'a>,
+    /// The object that goes.
+    victim: Option<Victim>,
+    /// The object that is changed.
+    changed: Option<Arc<Inode>>,
+    source: Option<Arc<Inode>>,
+    /// Names of hard links below the source.
+    links: Option<LinksBelow>,
+}
+
+/// The names that a merge gave, with their slots.
+type Slots = Vec<(Arc<Inode>, Slot)>;
+type Done = (Vec<Invalidation>, Slots);
+
+impl Trees {
+    /// Carries a merge out, durable with the next sync. `None` if the trees are not as they were
+    /// compared: nothing is changed then.
+    ///
+    /// # Errors
+    /// `TooBig` for more than one batch takes, `Access` and `NotPermitted` for a step that the
+    /// caller may not do with cp, mv, rm, chmod or setfattr, and those of the tree.
+    pub(crate) fn merge(&self, merge: &Merge<'_>) -> Result<Option<Vec<Invalidation>>> {
+        let merging = Merging { trees: self, merge };
+        merging.run()
+    }
+}
+
+/// A merge that is being carried out.
+struct Merging<'a> {
+    trees: &'a Trees,
+    merge: &'a Merge<'a>,
+}
+
+impl<'a> Merging<'a> {
+    fn run(&self) -> Result<Option<Vec<Invalidation>>> {
+        let merge = self.merge;
+        let top = self.trees.namespace.topology.read().dir_path(merge.into);
+        let top_bytes = top.map_err(gone_is_not_found)?.path.len();
+        let of_steps = merge.steps.iter().map(|step| step.batch_bytes(top_bytes));
+        let bytes = RECORDS_BYTES + of_steps.sum::<usize>();
+        if bytes > BATCH_BYTES_MAX || merge.steps.len() > STEPS_MAX {
+            return Err(Error::TooBig);
+        }
+        let few_bytes = self.admit_merge(bytes, merge.steps)?;
+        let _reaped = self.trees.deletes.reap_on_drop();
+        let Some(prepared) = self.prepare_merge()? else {
+            return Ok(None);
+        };
+        let mut dirs: BTreeMap<_, (&Arc<Inode>, u64)> = BTreeMap::new();
+        for one in prepared.iter().filter(|one| one.step.puts_name()) {
+            let dir = &one.place.dir;
+            dirs.entry(dir.ino).or_insert((dir, 0)).1 += 1;
+        }
+        for (dir, names) in dirs.values() {
+            self.skip_to_index(dir, *names)?;
+        }
+        let dirs: Vec<_> = dirs.into_values().map(|(dir, _)| dir).collect();
+        let done = indexing(&self.trees.namespace, &dirs, || {
+            let run = |round| self.merge_now((&prepared, few_bytes), round);
+            self.trees.namespace.until_applied(run)
+        })?;
+        let Some((stale, slots)) = done else {
+            return Ok(None);
+        };
+        for (dir, slot) in slots {
+            self.trees.namespace.took_slot(&dir, slot);
+        }
+        Ok(Some(stale))
+    }
+
+    /// Waits for room for a batch of so many bytes, and answers the bytes of contents that may be
+    /// copied as values besides.
+    fn admit_merge(&self, bytes: usize, steps: &[MergeStep]) -> Result<usize> {
+        let tree = &self.trees.namespace.tree;
+        let sources = steps.iter().filter(|step| step.source().is_some()).count();
+        let few_bytes = (sources * FILE_BYTES).min(FEW_BYTES_MAX);
+        match tree.admit(bytes + few_bytes) {
+            Err(ramet_betree::Error::Invalid(_)) => {}
+            admitted => return Ok(admitted.map(|()| few_bytes)?),
+        }
+        match tree.admit(bytes) {
+            Err(ramet_betree::Error::Invalid(_)) => Err(Error::TooBig),
+            admitted => Ok(admitted.map(|()| 0)?),
+        }
+    }
+
+    /// Finds the directories of all steps, and does the slow part of them as far as it can come
+    /// before. `None` if a directory is missing.
+    fn prepare_merge(&self) -> Result<Option<Vec<Prepared<'a>>>> {
+        let merge = self.merge;
+        let mut prepared = Vec::with_capacity(merge.steps.len());
+        let mut known = [BTreeMap::new(), BTreeMap::new()];
+        for step in merge.steps {
+            let [of_dst, of_fork] = &mut known;
+            let Some(place) = self.place((merge.caller, merge.into), &step.at, of_dst)? else {
+                return Ok(None);
+            };
+            let source = match step.source() {
+                None => None,
+                Some((is_fork, from)) => {
+                    let (top, known) = match is_fork {
+                        true => (merge.fork, of_fork),
+                        false => (merge.into, of_dst),
+                    };
+                    let Some(source) = self.place((merge.caller, top), from, known)? else {
+                        return Ok(None);
+                    };
+                    self.prepare_source(&source, &step.action)?;
+                    Some(source)
+                }
+            };
+            if !matches!(step.action, Action::Change { .. })
+                && let Some(victim) = self.look(place.at())?
+            {
+                prepare_links(&self.trees.namespace, &victim, false)?;
+            }
+            let birth = match step.puts_name() {
+                true => self.trees.numbers.generation()?,
+                false => 0,
+            };
+            prepared.push(Prepared {
+                step,
+                place,
+                source,
+                birth,
+            });
+        }
+        Ok(Some(prepared))
+    }
+
+    fn prepare_source(&self, source: &Place, action: &Action) -> Result<()> {
+        if !matches!(action, Action::Tree { .. }) {
+            return Ok(());
+        }
+        match self.look(source.at())? {
+            Some(inode) => {
+                self.trees.namespace.prepare_clone(&inode)?;
+                prepare_links(&self.trees.namespace, &inode, true)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn look(&self, at: At<'_>) -> Result<Option<Arc<Inode>>> {
+        let _names = at.dir.names.read();
+        self.trees.namespace.find(at.dir, at.name)
+    }
+
+    /// The directory and the name of a path below `top`, if the caller may search all directories
+    /// on the way. `known` has those that were found before.
+    fn place(
+        &self,
+        (caller, top): (&Caller, &Arc<Inode>),
+        path: &[u8],
+        known: &mut BTreeMap<Vec<u8>, Arc<Inode>>,
+    ) -> Result<Option<Place>> {
+        let Some((above, name)) = keys::split_child(path) else {
+            return Err(Error::Invalid("a merge of the top itself"));
+        };
+        let name = name.to_vec();
+        if let Some(dir) = known.get(above) {
+            let dir = Arc::clone(dir);
+            return Ok(Some(Place { dir, name }));
+        }
+        let mut dir = Arc::clone(top);
+        caller.may_search(&self.trees.namespace, (&dir, &dir.state.read()))?;
+        for name in keys::names_between(b"", above) {
+            let found = self.look(At { dir: &dir, name })?;
+            let Some(below) = found.filter(|found| found.is_dir()) else {
+                return Ok(None);
+            };
+            dir = below;
+            caller.may_search(&self.trees.namespace, (&dir, &dir.state.read()))?;
+        }
+        known.insert(above.to_vec(), Arc::clone(&dir));
+        Ok(Some(Place { dir, name }))
+    }
+
+    /// Leaves slots of a directory out so that `names` more meet the making of its index at the
+    /// first one.
+    fn skip_to_index(&self, dir: &Arc<Inode>, names: u64) -> Result<()> {
+        let _names = dir.lock_names();
+        let mut tx = Transaction::new(lock_states(&[dir]));
+        let next = tx.get(dir).next_slot;
+        if next >= SLOTS_WITHOUT_INDEX || next + names <= SLOTS_WITHOUT_INDEX {
+            return Ok(());
+        }
+        tx.edit(dir).next_slot = SLOTS_WITHOUT_INDEX;
+        let topology = self.trees.namespace.topology.read();
+        topology.dir_path(dir).map_err(gone_is_not_found)?;
+        tx.apply(&topology, &self.trees.namespace.tree)
+    }
+
+    /// Carries the merge out, if it has not to wait.
+    fn merge_now<'p>(
+        &self,
+        (prepared, few_bytes): (&'p [Prepared<'p>], usize),
+        round: Round,
+    ) -> Result<(Option<Done>, Seq)> {
+        let merge = self.merge;
+        let places = prepared.iter().map(|one| &one.place.dir);
+        let sources = prepared.iter().flat_map(|one| &one.source);
+        let dirs: Vec<_> = places.chain(sources.map(|source| &source.dir)).collect();
+        let _names = lock_names(&dirs);
+        let Some(found) = self.find_all(prepared)? else {
+            return Ok((None, 0));
+        };
+        let _links = self.trees.namespace.links.write();
+        let targets = found
+            .into_iter()
+            .map(|(prepared, found, source)| self.target(prepared, found, source));
+        let targets: Vec<Target<'_>> = targets.collect::<Result<_>>()?;
+        let mut inodes = dirs;
+        targets
+            .iter()
+            .for_each(|target| target.add_inodes(&mut inodes));
+        let mut tx = Transaction::new(lock_states(&inodes));
+        for target in &targets {
+            self.may_do(merge, &tx, target)?;
+        }
+        let Some(compared) = (merge.compare)()? else {
+            return Ok((None, 0));
+        };
+        let few = self.few_of(&tx, &targets, few_bytes)?;
+        let mut topology = self.trees.namespace.topology.write();
+        if !self.trees_are_still(&topology, (&targets, merge.fork), &compared)? {
+            return Ok((None, 0));
+        }
+        drop(compared);
+        let slots =
+            self.carry_out_all(merge.caller, &mut tx, &topology, targets.iter().zip(few))?;
+        let gone = targets.iter().flat_map(|target| &target.victim);
+        let gone: Vec<_> = gone.flat_map(|victim| victim.gone(&tx)).flatten().collect();
+        let seq = tx.apply_or_defer(&topology, &self.trees.namespace.tree, round)?;
+        topology.generation += 1;
+        drop(topology);
+        gone.into_iter()
+            .for_each(|gone| self.trees.numbers.note_gone(gone));
+        let mut stale = Vec::new();
+        for target in &targets {
+            stale.extend(self.invalidations_of(target)?);
+        }
+        Ok((Some((stale, slots)), seq))
+    }
+
+    /// The objects at the names and sources of all steps, whose directories are locked. `None` if
+    /// one is missing.
+    #[expect(clippy::type_complexity, reason = "a list that one caller takes apart")]
+    fn find_all<'p>(
+        &self,
+        prepared: &'p [Prepared<'p>],
+    ) -> Result<Option<Vec<(&'p Prepared<'p>, Option<Found>, Option<Arc<Inode>>)>>> {
+        let mut all = Vec::with_capacity(prepared.len());
+        for one in prepared {
+            let At { dir, name } = one.place.at();
+            let found = self.trees.namespace.find_slot(dir, name)?;
+            if found.is_none() {
+                if !one.step.puts_name() {
+                    return Ok(None);
+                }
+                self.trees.deletes.free_name(dir, name)?;
+            }
+            let source = match &one.source {
+                None => None,
+                Some(source) => match self.trees.namespace.find(&source.dir, &source.name)? {
+                    None => return Ok(None),
+                    found => found,
+                },
+            };
+            all.push((one, found, source));
+        }
+        Ok(Some(all))
+    }
+
+    fn target<'p>(
+        &self,
+        prepared: &'p Prepared<'p>,
+        found: Option<Found>,
+        source: Option<Arc<Inode>>,
+    ) -> Result<Target<'p>> {
+        let (mut victim, mut changed) = (None, None);
+        match (&prepared.step.action, found) {
+            (Action::Change { .. }, Some(found)) => changed = Some(found.inode),
+            (_, Some(found)) => victim = Some(Victim::of(&self.trees.namespace, found)?),
+            (_, None) => {}
+        }
+        let links = match &source {
+            Some(source) => {
+                count_links(&self.trees.namespace, source)?;
+                LinksBelow::find(&self.trees.namespace, source, Use::Cloned)?
+            }
+            None => None,
+        };
+        Ok(Target {
+            prepared,
+            victim,
+            changed,
+            source,
+            links,
+        })
+    }
+
+    /// Refuses a step that the caller may not do, or that a protection forbids.
+    fn may_do(&self, merge: &Merge<'_>, tx: &Transaction<'_>, target: &Target<'_>) -> Result<()> {
+        let (caller, protections) = (merge.caller, &self.trees.namespace.protections);
+        if let (Some(inode), Action::Change { look, attributes }) =
+            (&target.changed, &target.prepared.step.action)
+        {
+            let record = tx.get(inode);
+            protections.of(inode, record)?.allow_change()?;
+            caller.may_set(record, (look.uid, look.gid))?;
+            let mut names = attributes.keys();
+            return match names.all(|name| caller.may_set_xattr(name, inode.kind)) {
+                true => Ok(()),
+                false => Err(Error::NotPermitted),
+            };
+        }
+        let dir = &target.prepared.place.dir;
+        caller.may_change(&self.trees.namespace, (dir, tx.get(dir)))?;
+        if let Some(source) = &target.source {
+            caller.may_copy(tx.get(source))?;
+        }
+        match &target.victim {
+            Some(victim) => {
+                caller.may_remove(tx.get(dir), tx.get(&victim.inode))?;
+                protections.may_lose_tree(tx, (dir, victim))
+            }
+            None => protections.may_gain_names(tx, dir),
+        }
+    }
+
+    /// The contents of those files that are copied as values.
+    fn few_of(
+        &self,
+        tx: &Transaction<'_>,
+        targets: &[Target<'_>],
+        mut room: usize,
+    ) -> Result<Vec<Option<Few>>> {
+        let of_one = |target: &Target<'_>| {
+            let Some(source) = target.source.as_ref().filter(|source| !source.is_dir()) else {
+                return Ok(None);
+            };
+            let record = tx.get(source);
+            if room < FILE_BYTES || !target.prepared.step.copies_data() {
+                return Ok(None);
+            }
+            let few = few_blocks(&self.trees.namespace, source, record)?;
+            if few.is_some() {
+                room -= FILE_BYTES;
+            }
+            Ok(few)
+        };
+        targets.iter().map(of_one).collect()
+    }
+
+    /// Whether the trees that go are as they were `compared`, and none has the fork in it.
+    fn trees_are_still(
+        &self,
+        topology: &Topology,
+        (targets, fork): (&[Target<'_>], &Arc<Inode>),
+        compared: &Snapshot,
+    ) -> Result<bool> {
+        let now = self.trees.namespace.tree.snapshot();
+        for victim in targets.iter().flat_map(|target| &target.victim) {
+            if !victim.inode.is_dir() {
+                continue;
+            }
+            if topology.is_within(fork, &victim.inode) {
+                return Err(Error::Invalid(
+                    "the fork is in a directory that the merge removes",
+                ));
+            }
+            let path = topology.path(&victim.inode)?;
+            let mut ranges = [keys::META, keys::DATA]
+                .map(|i| keys::range(i, &path))
+                .to_vec();
+            if let Some(links) = &victim.links {
+                let root = topology.dir_path(&links.root)?.path;
+                ranges.extend([keys::META, keys::DATA].map(|i| keys::shared_inodes(i, &root)));
+            }
+            for range in ranges {
+                let range = Span::prefix(range);
+                if compared.diff_range(&range, &now, &range)?.next().is_some() {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Adds all steps to the transaction. Copies of objects that other steps remove come first.
+    fn carry_out_all<'p>(
+        &self,
+        caller: &Caller,
+        tx: &mut Transaction<'_>,
+        topology: &Topology,
+        targets: impl Iterator<Item = (&'p Target<'p>, Option<Few>)>,
+    ) -> Result<Slots> {
+        let removal = Removal {
+            deletes: &self.trees.deletes,
+            topology,
+            now: self.trees.times.now(),
+            may_stay: false,
+        };
+        let mut slots = Slots::new();
+        let mut targets: Vec<_> = targets.collect();
+        let is_own = |step: &MergeStep| matches!(step.source(), Some((false, _)));
+        targets.sort_by_key(|(target, _)| !is_own(target.prepared.step));
+        for (target, few) in targets {
+            let slot = match &target.prepared.step.action {
+                Action::Tree { .. } => Some(self.put_tree(tx, topology, target)?),
+                Action::File { .. } => Some(self.put_file(caller, tx, &removal, (target, few))?),
+                Action::Remove => {
+                    self.take_away(tx, &removal, target)?;
+                    None
+                }
+                Action::Change { look, attributes } => {
+                    let inode = target.changed.as_ref().ok_or(Error::Stale)?;
+                    change(tx, (topology, removal.now), inode, (*look, attributes))?;
+                    None
+                }
+            };
+            let dir = &target.prepared.place.dir;
+            slots.extend(slot.map(|slot| (Arc::clone(dir), slot)));
+        }
+        Ok(slots)
+    }
+
+    fn put_tree(
+        &self,
+        tx: &mut Transaction<'_>,
+        topology: &Topology,
+        target: &Target<'_>,
+    ) -> Result<Slot> {
+        let mut plan = Plan {
+            source: target.source.as_ref().ok_or(Error::Stale)?,
+            copy: target.destination(),
+            victim: target.victim.as_ref(),
+            links: target.links.as_ref(),
+            indexes: self.trees.namespace.unsettled.indexes(),
+            fork: None,
+        };
+        self.trees.carry_out(tx, topology, &mut plan)
+    }
+
+    fn put_file(
+        &self,
+        caller: &Caller,
+        tx: &mut Transaction<'_>,
+        removal: &Removal<'_>,
+        (target, few): (&Target<'_>, Option<Few>),
+    ) -> Result<Slot> {
+        let Action::File {
+            content,
+            look,
+            attributes,
+        } = &target.prepared.step.action
+        else {
+            return Err(Error::Stale);
+        };
+        let at = target.prepared.place.at();
+        let topology = removal.topology;
+        let dir = topology.dir_path(at.dir).map_err(gone_is_not_found)?;
+        let to = keys::child(&dir.path, at.name);
+        let origin = target.source.as_ref().ok_or(Error::Stale)?;
+        let (mut record, from) = (tx.get(origin).clone(), tx.location(origin));
+        let from = topology.path_at(&from)?;
+        self.leave(tx, removal, (target, &dir, &to))?;
+        let now = removal.now;
+        record.flags &= CONTENT_FLAGS;
+        (record.nlink, record.ctime, record.btime) = (1, now, now);
+        look.put(&mut record);
+        caller.give(&mut record);
+        match content {
+            Content::Text(text, _) => {
+                record.flags &= !FLAG_SPARSE;
+                (record.size_bytes, record.blocks) = (text.len() as u64, 0);
+                let blocks = keys::blocks(&to);
+                for (number, block) in (0..).zip(text.chunks(BLOCK)) {
+                    tx.batch.put(keys::block(&blocks, number), block.to_vec());
+                }
+            }
+            Content::Fork(_) | Content::Own(_) => copy_data(tx, &record, (&from, few), &to),
+        }
+        if !matches!(content, Content::Own(_)) {
+            record.mtime = now;
+        }
+        let kind = record.kind();
+        for (name, value) in attributes
+            .iter()
+            .filter(|(n, _)| caller.may_set_xattr(n, kind))
+        {
+            tx.batch.put(keys::xattr(&to, name), value.clone());
+            record.flags |= flags_of(name);
+        }
+        let slot = target.destination().put(tx, &dir, record)?;
+        let parent = tx.edit(at.dir);
+        (parent.mtime, parent.ctime) = (now, now);
+        Ok(slot)
+    }
+
+    /// The victim of a step leaves its name, which another object takes.
+    fn leave(
+        &self,
+        tx: &mut Transaction<'_>,
+        removal: &Removal<'_>,
+        (target, dir, to): (&Target<'_>, &DirPath, &Bytes),
+    ) -> Result<()> {
+        let at = target.prepared.place.at();
+        match &target.victim {
+            Some(victim) if victim.inode.is_dir() => {
+                victim.keep(tx, &self.trees.deletes, to);
+                victim.drop(tx, removal, (at, &dir.path))?;
+                delete_ranges(&mut tx.batch, to, self.trees.namespace.unsettled.indexes());
+                let parent = tx.edit(at.dir);
+                parent.nlink = parent.nlink.saturating_sub(1);
+                Ok(())
+            }
+            Some(victim) => removal.name(tx, at, &victim.found()),
+            None => Ok(()),
+        }
+    }
+
+    /// The victim of a step leaves its name, which nothing takes.
+    fn take_away(
+        &self,
+        tx: &mut Transaction<'_>,
+        removal: &Removal<'_>,
+        target: &Target<'_>,
+    ) -> Result<()> {
+        let at = target.prepared.place.at();
+        let dir = removal.topology.dir_path(at.dir);
+        let dir = dir.map_err(gone_is_not_found)?;
+        let victim = target.victim.as_ref().ok_or(Error::Stale)?;
+        if victim.inode.is_dir() {
+            let path = keys::child(&dir.path, at.name);
+            self.leave(tx, removal, (target, &dir, &path))?;
+            tx.batch.delete(keys::entry(&dir.path, at.name));
+        } else {
+            let removal = Removal {
+                may_stay: true,
+                ..*removal
+            };
+            removal.name(tx, at, &victim.found())?;
+        }
+        let parent = tx.edit(at.dir);
+        (parent.mtime, parent.ctime) = (removal.now, removal.now);
+        Ok(())
+    }
+
+    /// The state of the kernel's caches that is out of date after a step. The links are held.
+    fn invalidations_of(&self, target: &Target<'_>) -> Result<Vec<Invalidation>> {
+        if let Some(changed) = &target.changed {
+            return Ok(vec![Invalidation::Attributes(changed.ino)]);
+        }
+        if let Some(victim) = &target.victim {
+            victim.note_removed(&self.trees.namespace);
+        }
+        let at = target.prepared.place.at();
+        invalidations(&self.trees.namespace, at, target.victim.as_ref())
+    }
+}
+
+impl Target<'_> {
+    fn destination(&self) -> Destination<'_> {
+        Destination {
+            at: self.prepared.place.at(),
+            birth: self.prepared.birth,
+            staged: None,
+        }
+    }
+
+    /// Adds the inodes that the step changes or reads.
+    fn add_inodes<'a>(&'a self, inodes: &mut Vec<&'a Arc<Inode>>) {
+        if let Some(victim) = &self.victim {
+            victim.add_inodes(inodes);
+        }
+        inodes.extend(&self.changed);
+        inodes.extend(&self.source);
+        inodes.extend(self.links.iter().flat_map(LinksBelow::inodes));
+    }
+}
+
+/// Copies the data of a file with this record to a path that has none.
+fn copy_data(
+    tx: &mut Transaction<'_>,
+    record: &Record,
+    (from, few): (&Bytes, Option<Few>),
+    to: &Bytes,
+) {
+    if record.kind() != Kind::Regular || record.size_bytes == 0 {
+        return;
+    }
+    match few {
+        Some(few) => {
+            for (rest, value) in few {
+                tx.batch.put(keys::in_range(keys::DATA, to, &rest), value);
+            }
+        }
+        None => tx
+            .batch
+            .clone_prefix(keys::range(keys::DATA, from), keys::range(keys::DATA, to)),
+    }
+}
+
+/// The flags of a record with an extended attribute of this name.
+fn flags_of(name: &[u8]) -> u16 {
+    let capability = match name == b"security.capability" {
+        true => FLAG_CAPABILITY,
+        false => 0,
+    };
+    FLAG_XATTRS | capability | flag_of(name).unwrap_or_default()
+}
+
+/// Gives an object other attributes.
+fn change(
+    tx: &mut Transaction<'_>,
+    (topology, now): (&Topology, Time),
+    inode: &Arc<Inode>,
+    (look, attributes): (Look, &BTreeMap<Bytes, Option<Bytes>>),
+) -> Result<()> {
+    let path = topology.path_at(&tx.location(inode))?;
+    for (name, value) in attributes {
+        let key = keys::xattr(&path, name);
+        let record = tx.edit(inode);
+        match value {
+            Some(value) => {
+                record.flags |= flags_of(name);
+                tx.batch.put(key, value.clone());
+            }
+            None => {
+                record.flags &= !(flags_of(name) & !FLAG_XATTRS);
+                tx.batch.delete(key);
+            }
+        }
+    }
+    let record = tx.edit(inode);
+    look.put(record);
+    record.ctime = now;
+    Ok(())
+}

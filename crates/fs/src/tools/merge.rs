@@ -1,0 +1,176 @@
+//! A merge of a fork into a directory: planned, carried out, and planned again if the directory was
+//! changed meanwhile.
+
+use ramet_betree::Snapshot;
+
+use crate::error::{Error, Result};
+use crate::format::ino::Ino;
+use crate::ops::access::Caller;
+use crate::ops::forks::Forks;
+use crate::ops::invalidation::Invalidation;
+use crate::ops::merge::{Action, Content, Merge, MergeStep};
+use crate::ops::trees::Trees;
+use crate::tools::diff::{Side, live_sides};
+use crate::tools::merge_plan::{Conflict, Favor, LeftOut, MergePlan, Three, path_of};
+use crate::tools::merge_text::MergedTexts;
+
+/// Plans of one merge, at most.
+const TRIES_MAX: u32 = 16;
+
+/// How a fork is merged.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MergeOptions {
+    /// The side that wins conflicts.
+    pub favor: Favor,
+    /// Refuse a destination that changed.
+    pub only_forward: bool,
+    /// Tell, and change nothing.
+    pub dry_run: bool,
+    /// Names that are left alone.
+    pub left_out: LeftOut,
+}
+
+/// The change that a merge makes to a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MergedName {
+    /// The object of the fork takes it.
+    Taken,
+    /// A file takes it whose lines come from both sides.
+    Text,
+    /// The object of another name of the destination takes it.
+    Renamed,
+    /// Its object is removed.
+    Removed,
+    /// Its object gets other attributes.
+    Attributes,
+}
+
+impl MergedName {
+    /// The word for it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Taken => "taken",
+            Self::Text => "text",
+            Self::Renamed => "renamed",
+            Self::Removed => "removed",
+            Self::Attributes => "attributes",
+        }
+    }
+
+    fn of(step: &MergeStep) -> Self {
+        match &step.action {
+            Action::Tree { .. } => Self::Taken,
+            Action::File { content, .. } => match content {
+                Content::Fork(_) => Self::Taken,
+                Content::Own(_) => Self::Renamed,
+                Content::Text(..) => Self::Text,
+            },
+            Action::Remove => Self::Removed,
+            Action::Change { .. } => Self::Attributes,
+        }
+    }
+}
+
+/// The outcome of a merge.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Merged {
+    /// The destination has the changes of the fork. Otherwise nothing was changed.
+    pub is_done: bool,
+    /// Names that are changed, or would be, with the paths in the destination.
+    pub names: Vec<(Vec<u8>, MergedName)>,
+    /// Names that could not be merged.
+    pub conflicts: Vec<Conflict>,
+    /// Names that the fork changed and that were left alone.
+    pub left_out: u64,
+    /// The destination was as the base of the fork.
+    pub is_forward: bool,
+    /// The state of the kernel's caches that is out of date.
+    pub stale: Vec<Invalidation>,
+}
+
+impl Merged {
+    fn of(plan: &MergePlan) -> Self {
+        let name = |step: &MergeStep| (path_of(&step.at), MergedName::of(step));
+        Self {
+            is_done: false,
+            names: plan.steps.iter().map(name).collect(),
+            conflicts: plan.conflicts.clone(),
+            left_out: plan.left_out,
+            is_forward: plan.is_forward,
+            stale: Vec::new(),
+        }
+    }
+}
+
+/// Brings the changes that a fork made since it began into the directory `dst`, in place and by one
+/// batch. The base, the fork and everything that the fork did not change stay as they are. With
+/// conflicts that no side wins, and with a destination that changed where that is refused, nothing
+/// is changed. Durable with the next sync.
+///
+/// The caller owns the tops of both trees or may read everything, and needs for each name the
+/// rights that cp, mv, rm, chmod and setfattr would need.
+///
+/// # Errors
+/// `NotDirectory`, `NotPermitted`, `Access`; `Invalid` for a directory that is no fork, and for a
+/// destination in the fork; `NoAttribute` for a fork without a base; `TooBig` for more changes than
+/// one batch takes; `Busy` if the destination was changed again and again; those of the tree.
+pub fn merge_fork(
+    (trees, forks): (&Trees, &Forks),
+    caller: &Caller,
+    (fork, dst): (Ino, Ino),
+    options: &MergeOptions,
+) -> Result<Merged> {
+    let namespace = forks.namespace();
+    let (fork, dst) = (namespace.dir(fork)?, namespace.dir(dst)?);
+    for top in [&fork, &dst] {
+        let owner = top.state.read().uid;
+        if !caller.may_see_all_of(owner) {
+            return Err(Error::NotPermitted);
+        }
+    }
+    let record = forks.record_of(&fork)?;
+    if namespace.topology.read().is_within(&dst, &fork) {
+        return Err(Error::Invalid("the destination is the fork, or in it"));
+    }
+    let texts = MergedTexts::default();
+    let plan = || -> Result<(MergePlan, Snapshot)> {
+        let (base, top) = forks.base(&record)?;
+        let [of_fork, of_dst] = live_sides(namespace, [&fork, &dst])?;
+        let compared = of_dst.snapshot.clone();
+        let three = Three {
+            base: Side::of_then(&base, &top),
+            fork: of_fork,
+            dst: of_dst,
+            budget: forks.budget(),
+            favor: options.favor,
+            left_out: &options.left_out,
+            texts: &texts,
+        };
+        Ok((three.plan()?, compared))
+    };
+    for _ in 0..TRIES_MAX {
+        let (first, _) = plan()?;
+        let mut merged = Merged::of(&first);
+        let is_refused = options.only_forward && !first.is_forward;
+        if options.dry_run || is_refused || !first.conflicts.is_empty() {
+            return Ok(merged);
+        }
+        let compare = || {
+            let (again, compared) = plan()?;
+            Ok((again == first).then_some(compared))
+        };
+        let merge = Merge {
+            caller,
+            fork: &fork,
+            into: &dst,
+            steps: &first.steps,
+            compare: &compare,
+        };
+        if let Some(stale) = trees.merge(&merge)? {
+            (merged.is_done, merged.stale) = (true, stale);
+            return Ok(merged);
+        }
+    }
+    Err(Error::Busy)
+}

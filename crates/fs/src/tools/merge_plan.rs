@@ -1,0 +1,803 @@
+//! The plan of a merge: three trees are compared, and each name that the fork changed gets its step.
+//!
+//! ```text
+//!            base          the state that the fork began with
+//!           /    \
+//!        fork    dst       each compared with the base, at the cost of its differences
+//!           \    /
+//!           steps          names that the fork changed, put into the destination
+//! ```
+//!
+//! A name that the fork did not change needs no step, however the destination changed it. For
+//! another name the three objects are looked up, and each *aspect* is merged on its own: contents,
+//! mode, owner, and each extended attribute, of which an access control list is one. An aspect that
+//! one side changed is taken, one that both changed alike stays, and one that both changed in two
+//! ways is a conflict. Times are no aspect.
+//!
+//! A rename is a name that is gone and another one with the same generation of birth and kind. A
+//! renamed file is merged with the object of the old name. A directory that the destination renamed
+//! gets the changes that the fork made under its old name. A directory that the fork renamed is one
+//! that is gone and a new one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ramet_betree::successor_of_prefix;
+use ramet_block::Budget;
+
+use crate::error::{Error, Result};
+use crate::format::acl::{ACCESS, Acl};
+use crate::format::keys;
+use crate::format::record::{FLAG_XATTRS, Kind};
+use crate::ops::acl::PERMISSION_BITS;
+use crate::ops::merge::{Action, Content, Look, MergeStep, STEPS_MAX};
+use crate::tools::diff::{Change, Difference, Object, Side, diff_sides};
+use crate::tools::merge_text::MergedTexts;
+
+/// Most bytes of conflicts that a plan tells: of their paths.
+const CONFLICT_BYTES_MAX: usize = 4 << 20;
+
+/// The side that wins a conflict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Favor {
+    /// None: a merge with conflicts changes nothing.
+    #[default]
+    Neither,
+    /// The destination.
+    Ours,
+    /// The fork.
+    Theirs,
+}
+
+/// The reason why a name could not be merged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Clash {
+    /// Both sides changed the contents.
+    Contents,
+    /// Both sides changed the mode.
+    Mode,
+    /// Both sides changed the owner or the group.
+    Owner,
+    /// Both sides changed this extended attribute.
+    Attribute(Vec<u8>),
+    /// One side put an object of another kind there, and the other one changed the object.
+    Kind,
+    /// Both sides added the name, with different objects.
+    BothAdded,
+    /// The fork changed it, or something in it, and the destination removed it.
+    GoneInDestination,
+    /// The fork removed it, and the destination changed it, or something in it.
+    GoneInFork,
+    /// Both sides renamed it, to different names.
+    BothRenamed,
+    /// It has several names, and its contents changed, or the fork gave it one more.
+    HardLinks,
+}
+
+impl Clash {
+    /// The words for it.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let words = match self {
+            Self::Contents => "contents changed on both sides",
+            Self::Mode => "mode changed on both sides",
+            Self::Owner => "owner changed on both sides",
+            Self::Attribute(name) => {
+                let name = String::from_utf8_lossy(name);
+                return format!("attribute {name} changed on both sides");
+            }
+            Self::Kind => "another kind of object on one side, changed on the other",
+            Self::BothAdded => "added on both sides",
+            Self::GoneInDestination => "changed in the fork, removed in the destination",
+            Self::GoneInFork => "removed in the fork, changed in the destination",
+            Self::BothRenamed => "renamed on both sides",
+            Self::HardLinks => "has several names (hard links)",
+        };
+        words.to_owned()
+    }
+}
+
+/// A name that could not be merged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    /// Names on the way from the top, joined by `/`.
+    pub path: Vec<u8>,
+    /// The reason.
+    pub clash: Clash,
+}
+
+/// The names that a merge leaves alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Names `.git`, and everything below them.
+    pub git: bool,
+    /// These paths, names joined by `/`, and everything below them.
+    pub paths: Vec<Vec<u8>>,
+}
+
+impl LeftOut {
+    fn has(&self, path: &[u8]) -> bool {
+        let is_git = || path.split(|&byte| byte == b'/').any(|name| name == b".git");
+        let is_below = |top: &Vec<u8>| match path.strip_prefix(&top[..]) {
+            Some(rest) => rest.is_empty() || rest.starts_with(b"/"),
+            None => false,
+        };
+        self.git && is_git() || self.paths.iter().any(is_below)
+    }
+}
+
+/// The three trees, and how they are merged.
+pub(crate) struct Three<'a> {
+    pub(crate) base: Side,
+    pub(crate) fork: Side,
+    pub(crate) dst: Side,
+    pub(crate) budget: &'a Arc<Budget>,
+    pub(crate) favor: Favor,
+    pub(crate) left_out: &'a LeftOut,
+    pub(crate) texts: &'a MergedTexts,
+}
+
+/// The steps of a merge.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MergePlan {
+    pub(crate) steps: Vec<MergeStep>,
+    pub(crate) conflicts: Vec<Conflict>,
+    /// Names that the fork changed and that are left out.
+    pub(crate) left_out: u64,
+    /// Files whose texts were merged by lines.
+    pub(crate) texts: u64,
+    /// The destination is as the base, but for names that are left out.
+    pub(crate) is_forward: bool,
+}
+
+/// Objects that a side renamed, from the path in the base to the new one.
+type Moves = BTreeMap<Bytes, Bytes>;
+
+/// A name of one side with its object.
+type Named<'a> = (&'a Side, &'a Object);
+
+/// A plan that is being made.
+struct Planning<'a> {
+    three: &'a Three<'a>,
+    plan: MergePlan,
+    /// Objects that the destination renamed.
+    moved: Moves,
+    /// Directories that are missing in the destination, and were handled as a whole.
+    whole: BTreeSet<Bytes>,
+    conflict_bytes: usize,
+}
+
+/// One aspect of an object after a merge.
+enum Aspect<T> {
+    /// That of the destination.
+    Ours(T),
+    /// That of the fork.
+    Theirs(T),
+}
+
+impl<T> Aspect<T> {
+    fn value(self) -> T {
+        match self {
+            Self::Ours(value) | Self::Theirs(value) => value,
+        }
+    }
+}
+
+/// The path of keys that these names lead to.
+pub(crate) fn object_of(path: &[u8]) -> Bytes {
+    let mut object = Vec::with_capacity(path.len() + 8);
+    for name in path.split(|&byte| byte == b'/').filter(|n| !n.is_empty()) {
+        keys::push_child(&mut object, name);
+    }
+    object.into()
+}
+
+/// The names that lead to an object, joined by `/`.
+pub(crate) fn path_of(object: &[u8]) -> Vec<u8> {
+    let names: Vec<&[u8]> = keys::names_between(b"", object).collect();
+    names.join(&b'/')
+}
+
+fn attributes_of((side, object): Named<'_>) -> Result<BTreeMap<Bytes, Bytes>> {
+    let mut found = BTreeMap::new();
+    if object.record.has(FLAG_XATTRS) {
+        let prefix = keys::xattr(&object.path, b"");
+        let end = successor_of_prefix(&prefix);
+        for item in side.snapshot.scan(&prefix, end.as_deref()) {
+            let (key, value) = item?;
+            found.insert(key.slice(prefix.len()..), value);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether the contents of two objects of one kind differ.
+fn contents_differ(a: Named<'_>, b: Named<'_>) -> Result<bool> {
+    let ((side, x), (_, y)) = (a, b);
+    match x.record.kind() {
+        Kind::Regular => side.data_differs(x, b),
+        Kind::Symlink => Ok(x.record.target != y.record.target),
+        Kind::CharDevice | Kind::BlockDevice => Ok(x.record.rdev != y.record.rdev),
+        _ => Ok(false),
+    }
+}
+
+/// Whether two objects are equal but for times, and but for the names in them.
+fn are_equal(a: Named<'_>, b: Named<'_>) -> Result<bool> {
+    Ok(Look::of(&a.1.record) == Look::of(&b.1.record)
+        && !contents_differ(a, b)?
+        && attributes_of(a)? == attributes_of(b)?)
+}
+
+impl Three<'_> {
+    /// Makes the plan.
+    ///
+    /// # Errors
+    /// `TooBig` for more steps than a merge has, `Range` when the comparison takes too much memory,
+    /// and those of the tree.
+    pub(crate) fn plan(&self) -> Result<MergePlan> {
+        let by_fork = diff_sides(self.budget, [&self.base, &self.fork], false)?;
+        let by_dst = diff_sides(self.budget, [&self.base, &self.dst], false)?;
+        let counts = |one: &&Difference| !one.path.is_empty() && !self.left_out.has(&one.path);
+        let ours = by_dst.differences.iter().filter(counts);
+        let moved = moves(ours.clone(), &self.base, &self.dst)?;
+        let mut is_forward = true;
+        for one in ours {
+            is_forward &= !self.matters(one, (&self.base, &self.dst))?;
+        }
+        let theirs = by_fork.differences.iter().filter(counts);
+        let mut planning = Planning {
+            three: self,
+            plan: MergePlan {
+                is_forward,
+                ..MergePlan::default()
+            },
+            moved,
+            whole: BTreeSet::new(),
+            conflict_bytes: 0,
+        };
+        let left_out = by_fork.differences.iter().filter(|one| !counts(one));
+        let left_out = left_out.filter(|one| !one.path.is_empty());
+        planning.plan.left_out = left_out.count() as u64;
+        let mut renamed = moves(theirs.clone(), &self.base, &self.fork)?;
+        renamed.retain(|from, _| !is_dir(&self.base, from).unwrap_or(true));
+        let targets: BTreeSet<_> = renamed.values().cloned().collect();
+        for one in theirs {
+            if !self.matters(one, (&self.base, &self.fork))? {
+                continue;
+            }
+            let object = object_of(&one.path);
+            if let Some(to) = renamed.get(&object) {
+                planning.renamed(&object, to)?;
+            } else if !targets.contains(&object) {
+                planning.changed(&object)?;
+            }
+            if planning.plan.steps.len() > STEPS_MAX {
+                return Err(Error::TooBig);
+            }
+        }
+        planning.refuse_overlaps();
+        Ok(planning.plan)
+    }
+
+    /// Whether a difference is one of more than times.
+    fn matters(&self, one: &Difference, (a, b): (&Side, &Side)) -> Result<bool> {
+        let Change::Both { content: false, .. } = one.change else {
+            return Ok(true);
+        };
+        let object = object_of(&one.path);
+        match (a.object(&object)?, b.object(&object)?) {
+            (Some(x), Some(y)) => Ok(!are_equal((a, &x), (b, &y))?),
+            _ => Ok(true),
+        }
+    }
+}
+
+fn is_dir(side: &Side, object: &[u8]) -> Result<bool> {
+    let found = side.object(object)?;
+    Ok(found.is_some_and(|found| found.record.kind() == Kind::Directory))
+}
+
+/// The objects that are gone under one name and were born with the generation of one that is new
+/// under another name.
+fn moves<'a>(
+    found: impl Iterator<Item = &'a Difference>,
+    base: &Side,
+    side: &Side,
+) -> Result<Moves> {
+    // By generation and kind: the paths that are gone, and those that are new.
+    let mut births: BTreeMap<(u64, u32), [Vec<Bytes>; 2]> = BTreeMap::new();
+    for one in found {
+        let (which, at) = match one.change {
+            Change::Removed => (0, base),
+            Change::Added => (1, side),
+            Change::Kind | Change::Both { .. } => continue,
+        };
+        let object = object_of(&one.path);
+        if let Some(found) = at.object(&object)? {
+            let key = (found.record.birth, found.record.kind().mode_bits());
+            births.entry(key).or_default()[which].push(object);
+        }
+    }
+    let mut moves = Moves::new();
+    for [gone, new] in births.into_values() {
+        if let ([gone], [new]) = (&gone[..], &new[..]) {
+            moves.insert(gone.clone(), new.clone());
+        }
+    }
+    Ok(moves)
+}
+
+impl Planning<'_> {
+    /// The path in the destination of an object of the base or the fork.
+    fn in_dst(&self, object: &Bytes) -> Bytes {
+        let mut at: &[u8] = object;
+        loop {
+            if let Some(to) = self.moved.get(at) {
+                return [&to[..], &object[at.len()..]].concat().into();
+            }
+            match keys::split_child(at) {
+                Some((above, _)) => at = above,
+                None => return object.clone(),
+            }
+        }
+    }
+
+    fn step(&mut self, at: &Bytes, action: Action) {
+        let at = at.clone();
+        self.plan.steps.push(MergeStep { at, action });
+    }
+
+    /// Notes a conflict, unless a side is favoured. Answers whether the fork's side is taken.
+    fn clash(&mut self, at: &Bytes, clash: Clash) -> Result<bool> {
+        match self.three.favor {
+            Favor::Ours => Ok(false),
+            Favor::Theirs => Ok(true),
+            Favor::Neither => {
+                let path = path_of(at);
+                self.conflict_bytes += path.len() + 64;
+                if self.conflict_bytes > CONFLICT_BYTES_MAX {
+                    return Err(Error::TooBig);
+                }
+                self.plan.conflicts.push(Conflict { path, clash });
+                Ok(false)
+            }
+        }
+    }
+
+    /// Two steps cannot change one name, or one below the other: both sides renamed directories so
+    /// that the names of one are those of the other.
+    fn refuse_overlaps(&mut self) {
+        let mut last: Option<&MergeStep> = None;
+        let mut order: Vec<&MergeStep> = self.plan.steps.iter().collect();
+        order.sort_by(|a, b| a.at.cmp(&b.at));
+        let mut clashes = Vec::new();
+        for step in order {
+            let is_below = |above: &MergeStep| {
+                let is_whole = !matches!(above.action, Action::Change { .. });
+                above.at == step.at || is_whole && keys::is_below(&step.at, &above.at)
+            };
+            match last.filter(|last| is_below(last)) {
+                Some(_) => clashes.push(path_of(&step.at)),
+                None => last = Some(step),
+            }
+        }
+        let clash = Clash::BothRenamed;
+        self.plan
+            .conflicts
+            .extend(clashes.into_iter().map(|path| Conflict {
+                path,
+                clash: clash.clone(),
+            }));
+    }
+
+    /// Whether `object` is in a directory that was handled as a whole.
+    fn is_handled(&self, object: &[u8]) -> bool {
+        let mut at = object;
+        loop {
+            if self.whole.contains(at) {
+                return true;
+            }
+            match keys::split_child(at) {
+                Some((above, _)) => at = above,
+                None => return false,
+            }
+        }
+    }
+
+    /// Handles the highest directory above `object` that the destination lacks as a whole, if it
+    /// lacks one, and answers whether it does.
+    fn lacks_parent(&mut self, object: &Bytes) -> Result<bool> {
+        let names: Vec<&[u8]> = keys::names_between(b"", object).collect();
+        let mut at = Vec::new();
+        for name in &names[..names.len().saturating_sub(1)] {
+            keys::push_child(&mut at, name);
+            let dir = Bytes::copy_from_slice(&at);
+            let to = self.in_dst(&dir);
+            let found = self.three.dst.object(&to)?;
+            let clash = match &found {
+                Some(found) if found.record.kind() == Kind::Directory => continue,
+                Some(_) => Clash::Kind,
+                None => Clash::GoneInDestination,
+            };
+            self.whole.insert(dir.clone());
+            if self.clash(&to, clash)? {
+                self.take(&dir, &to)?;
+            }
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Takes the object of the fork.
+    fn take(&mut self, object: &Bytes, to: &Bytes) -> Result<()> {
+        let fork = &self.three.fork;
+        let Some(found) = fork.object(object)? else {
+            return Ok(());
+        };
+        if found.record.kind() == Kind::Directory {
+            let from = object.clone();
+            self.step(to, Action::Tree { from });
+            return Ok(());
+        }
+        let has_names = found.is_shared && found.record.nlink > 1;
+        if has_names && !self.clash(to, Clash::HardLinks)? {
+            return Ok(());
+        }
+        let action = Action::File {
+            content: Content::Fork(object.clone()),
+            look: Look::of(&found.record),
+            attributes: attributes_of((fork, &found))?,
+        };
+        self.step(to, action);
+        Ok(())
+    }
+
+    /// A name that the fork changed, and did not rename.
+    fn changed(&mut self, object: &Bytes) -> Result<()> {
+        if self.is_handled(object) {
+            return Ok(());
+        }
+        let three = self.three;
+        let to = self.in_dst(object);
+        let (base, fork) = (three.base.object(object)?, three.fork.object(object)?);
+        let dst = three.dst.object(&to)?;
+        if fork.is_none() && dst.is_none() {
+            return Ok(());
+        }
+        if fork.is_some() && self.lacks_parent(object)? {
+            return Ok(());
+        }
+        match (base, fork, dst) {
+            (None, Some(_), None) => self.take(object, &to),
+            (None, Some(fork), Some(dst)) => self.both_added((object, &fork), (&to, &dst)),
+            (Some(base), None, Some(dst)) => self.removed((object, &base), (&to, &dst)),
+            (Some(_), Some(_), None) => {
+                if self.clash(&to, Clash::GoneInDestination)? {
+                    self.take(object, &to)?;
+                }
+                Ok(())
+            }
+            (Some(base), Some(fork), Some(dst)) => {
+                let kinds = [&base, &fork, &dst].map(|object| object.record.kind());
+                if kinds == [kinds[0]; 3] {
+                    self.aspects((object, &to, &to), [&base, &fork, &dst])
+                } else {
+                    self.kinds(object, (&to, &to), [&base, &fork, &dst])
+                }
+            }
+            (None, None, _) | (Some(_), None, None) => Ok(()),
+        }
+    }
+
+    /// A name with objects of different kinds in the base, the fork and the destination.
+    fn kinds(
+        &mut self,
+        object: &Bytes,
+        (from, to): (&Bytes, &Bytes),
+        [base, fork, dst]: [&Object; 3],
+    ) -> Result<()> {
+        let is_one_kind = fork.record.kind() == dst.record.kind();
+        if is_one_kind {
+            return self.both_added((object, fork), (to, dst));
+        }
+        if base.record.kind() != fork.record.kind()
+            && self.is_as_base((object, base), (from, dst))?
+        {
+            return self.take(object, to);
+        }
+        if self.clash(to, Clash::Kind)? {
+            self.take(object, to)?;
+        }
+        Ok(())
+    }
+
+    /// Both sides have a name that the base lacks.
+    fn both_added(
+        &mut self,
+        (object, fork): (&Bytes, &Object),
+        (to, dst): (&Bytes, &Object),
+    ) -> Result<()> {
+        let three = self.three;
+        if fork.record.kind() != dst.record.kind() {
+            if self.clash(to, Clash::BothAdded)? {
+                self.take(object, to)?;
+            }
+            return Ok(());
+        }
+        if fork.record.kind() != Kind::Directory {
+            let is_same = are_equal((&three.fork, fork), (&three.dst, dst))?;
+            if !is_same && self.clash(to, Clash::BothAdded)? {
+                self.take(object, to)?;
+            }
+            return Ok(());
+        }
+        let sides = [three.dst.below(to, dst)?, three.fork.below(object, fork)?];
+        let found = diff_sides(three.budget, [&sides[0], &sides[1]], true)?;
+        for one in found.differences {
+            let below = object_of(&one.path);
+            let from: Bytes = [&object[..], &below].concat().into();
+            let to: Bytes = [&to[..], &below].concat().into();
+            let is_taken = match one.change {
+                Change::Added => true,
+                Change::Removed => false,
+                Change::Both { .. } if one.is_dir => false,
+                Change::Kind | Change::Both { .. } => {
+                    three.matters(&one, (&sides[0], &sides[1]))?
+                        && self.clash(&to, Clash::BothAdded)?
+                }
+            };
+            if is_taken {
+                self.take(&from, &to)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The fork removed a name that the destination has.
+    fn removed(
+        &mut self,
+        (object, base): (&Bytes, &Object),
+        (to, dst): (&Bytes, &Object),
+    ) -> Result<()> {
+        let may_go =
+            !self.moved.contains_key(object) && self.is_as_base((object, base), (to, dst))?;
+        if may_go || self.clash(to, Clash::GoneInFork)? {
+            self.step(to, Action::Remove);
+        }
+        Ok(())
+    }
+
+    /// Whether the destination has an object as the base has it, with everything in it.
+    fn is_as_base(
+        &self,
+        (object, base): (&Bytes, &Object),
+        (to, dst): (&Bytes, &Object),
+    ) -> Result<bool> {
+        let three = self.three;
+        if base.record.kind() != dst.record.kind()
+            || !are_equal((&three.base, base), (&three.dst, dst))?
+        {
+            return Ok(false);
+        }
+        if base.record.kind() != Kind::Directory {
+            return Ok(true);
+        }
+        let sides = [three.base.below(object, base)?, three.dst.below(to, dst)?];
+        let found = diff_sides(three.budget, [&sides[0], &sides[1]], false)?;
+        for one in &found.differences {
+            if !one.path.is_empty() && three.matters(one, (&sides[0], &sides[1]))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The fork renamed a file.
+    fn renamed(&mut self, from: &Bytes, to: &Bytes) -> Result<()> {
+        if self.is_handled(to) || self.lacks_parent(to)? {
+            return Ok(());
+        }
+        let three = self.three;
+        let (old, new) = (self.in_dst(from), self.in_dst(to));
+        let (base, fork) = (three.base.object(from)?, three.fork.object(to)?);
+        let (Some(base), Some(fork)) = (base, fork) else {
+            return Err(Error::Stale);
+        };
+        let there = three.dst.object(&new)?;
+        let is_there = match &there {
+            Some(there) => {
+                there.record.kind() == fork.record.kind()
+                    && are_equal((&three.fork, &fork), (&three.dst, there))?
+            }
+            None => false,
+        };
+        let Some(dst) = three.dst.object(&old)? else {
+            if !is_there && self.clash(&old, Clash::GoneInDestination)? {
+                self.take(to, &new)?;
+            }
+            return Ok(());
+        };
+        if old == new {
+            return self.aspects((to, &old, &new), [&base, &fork, &dst]);
+        }
+        if self.moved.contains_key(from) {
+            if self.clash(&old, Clash::BothRenamed)? {
+                self.step(&old, Action::Remove);
+                self.take(to, &new)?;
+            }
+            return Ok(());
+        }
+        if dst.record.kind() != base.record.kind() {
+            if self.clash(&old, Clash::Kind)? {
+                self.take(to, &new)?;
+            }
+            return Ok(());
+        }
+        if is_there {
+            return self.removed((from, &base), (&old, &dst));
+        }
+        if there.is_some() {
+            if self.clash(&new, Clash::BothAdded)? {
+                self.step(&old, Action::Remove);
+                self.take(to, &new)?;
+            }
+            return Ok(());
+        }
+        if [&fork, &dst]
+            .iter()
+            .any(|one| one.is_shared && one.record.nlink > 1)
+        {
+            if self.clash(&old, Clash::HardLinks)? {
+                self.step(&old, Action::Remove);
+                self.take(to, &new)?;
+            }
+            return Ok(());
+        }
+        let before = self.plan.conflicts.len();
+        self.aspects((to, &old, &new), [&base, &fork, &dst])?;
+        if self.plan.conflicts.len() == before {
+            self.step(&old, Action::Remove);
+        }
+        Ok(())
+    }
+
+    /// One aspect of an object: `theirs` and `ours`, both of which may have changed.
+    fn aspect<T: PartialEq>(
+        &mut self,
+        to: &Bytes,
+        [base, theirs, ours]: [T; 3],
+        clash: Clash,
+    ) -> Result<Aspect<T>> {
+        if theirs == base || theirs == ours {
+            return Ok(Aspect::Ours(ours));
+        }
+        if ours == base || self.clash(to, clash)? {
+            return Ok(Aspect::Theirs(theirs));
+        }
+        Ok(Aspect::Ours(ours))
+    }
+
+    /// Merges three objects of one kind. That of the destination is at `from`, and the result will
+    /// be at `to`.
+    fn aspects(
+        &mut self,
+        (object, from, to): (&Bytes, &Bytes, &Bytes),
+        objects: [&Object; 3],
+    ) -> Result<()> {
+        let three = self.three;
+        let [base, fork, dst] = objects;
+        let records = objects.map(|object| &object.record);
+        let before = self.plan.conflicts.len();
+        let mode = self
+            .aspect(to, records.map(|r| r.mode), Clash::Mode)?
+            .value();
+        let owner = self.aspect(to, records.map(|r| (r.uid, r.gid)), Clash::Owner)?;
+        let (uid, gid) = owner.value();
+        let named = [(&three.base, base), (&three.fork, fork), (&three.dst, dst)];
+        let attributes = self.attributes(to, named)?;
+        let content = self.contents((object, from, to), named)?;
+        let rdev = match content {
+            Some(Content::Fork(_)) => fork.record.rdev,
+            _ => dst.record.rdev,
+        };
+        let mut look = Look {
+            mode,
+            uid,
+            gid,
+            rdev,
+        };
+        if let Some(list) = attributes.get(ACCESS) {
+            let list = Acl::decode(list)?;
+            look.mode = look.mode & !PERMISSION_BITS | list.mode_bits();
+        }
+        if self.plan.conflicts.len() > before {
+            return Ok(());
+        }
+        let is_linked = [fork, dst].map(|one| one.is_shared && one.record.nlink > 1);
+        let content = match content {
+            None if from == to => return self.change((to, dst), (look, attributes)),
+            Some(_) if is_linked.contains(&true) && !self.clash(to, Clash::HardLinks)? => {
+                return Ok(());
+            }
+            None => Content::Own(from.clone()),
+            Some(content) => content,
+        };
+        if matches!(content, Content::Text(..)) {
+            self.plan.texts += 1;
+        }
+        let action = Action::File {
+            content,
+            look,
+            attributes,
+        };
+        self.step(to, action);
+        Ok(())
+    }
+
+    /// The step of an object that keeps its contents and its name.
+    fn change(
+        &mut self,
+        (to, dst): (&Bytes, &Object),
+        (look, attributes): (Look, BTreeMap<Bytes, Bytes>),
+    ) -> Result<()> {
+        let ours = attributes_of((&self.three.dst, dst))?;
+        let mut changed: BTreeMap<Bytes, Option<Bytes>> = BTreeMap::new();
+        for name in ours.keys().filter(|name| !attributes.contains_key(*name)) {
+            changed.insert(name.clone(), None);
+        }
+        for (name, value) in attributes {
+            if ours.get(&name) != Some(&value) {
+                changed.insert(name, Some(value));
+            }
+        }
+        if look != Look::of(&dst.record) || !changed.is_empty() {
+            let attributes = changed;
+            self.step(to, Action::Change { look, attributes });
+        }
+        Ok(())
+    }
+
+    /// All extended attributes of the result.
+    fn attributes(&mut self, to: &Bytes, named: [Named<'_>; 3]) -> Result<BTreeMap<Bytes, Bytes>> {
+        let [base, fork, dst] = named;
+        let all = [
+            attributes_of(base)?,
+            attributes_of(fork)?,
+            attributes_of(dst)?,
+        ];
+        let names: BTreeSet<_> = all.iter().flat_map(|one| one.keys()).collect();
+        let mut merged = BTreeMap::new();
+        for name in names {
+            let values = all.each_ref().map(|one| one.get(name));
+            let clash = Clash::Attribute(name.to_vec());
+            if let Some(value) = self.aspect(to, values, clash)?.value() {
+                merged.insert(name.clone(), value.clone());
+            }
+        }
+        Ok(merged)
+    }
+
+    /// The contents of the result; `None` for those of the destination.
+    fn contents(
+        &mut self,
+        (object, from, to): (&Bytes, &Bytes, &Bytes),
+        named: [Named<'_>; 3],
+    ) -> Result<Option<Content>> {
+        let [base, fork, dst] = named;
+        if !contents_differ(base, fork)? || !contents_differ(dst, fork)? {
+            return Ok(None);
+        }
+        let taken = Content::Fork(object.clone());
+        if !contents_differ(base, dst)? {
+            return Ok(Some(taken));
+        }
+        if base.1.record.kind() == Kind::Regular
+            && let Some(text) = self.three.texts.merge(named)?
+        {
+            return Ok(Some(Content::Text(text, from.clone())));
+        }
+        Ok(self.clash(to, Clash::Contents)?.then_some(taken))
+    }
+}

@@ -1,0 +1,701 @@
+//! Merges of forks, case by case: `docs/merge.md` has the table.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{make, names, volume};
+use ramet_fs::{
+    Caller, Clash, Error, Favor, Ino, Kind, LeftOut, MergeOptions, Merged, MergedName, NewFork,
+    NewInode, ROOT_INO, RenameMode, SetAttr, SetTime, SetXattr, Time, Volume, merge_fork,
+};
+
+/// A volume with the directory `src` and its fork `fork`.
+struct Bed {
+    volume: Arc<Volume>,
+}
+
+impl Bed {
+    /// Fills `src` and forks it.
+    fn new(fill: impl FnOnce(&Self)) -> Self {
+        let bed = Self { volume: volume().1 };
+        make(&bed.volume, ROOT_INO, "src", Kind::Directory);
+        fill(&bed);
+        let new = NewFork {
+            note: "",
+            has_base: true,
+        };
+        let (root, src) = (Caller::root(), bed.at("src"));
+        bed.volume
+            .trees()
+            .fork(&root, src, (ROOT_INO, b"fork"), new)
+            .unwrap();
+        bed
+    }
+
+    fn find(&self, path: &str) -> Option<Ino> {
+        path.split('/').try_fold(ROOT_INO, |dir, name| {
+            let found = self.volume.names().lookup(dir, name.as_bytes());
+            found.map(|attr| attr.ino).ok()
+        })
+    }
+
+    fn at(&self, path: &str) -> Ino {
+        self.find(path).unwrap_or_else(|| panic!("{path} is there"))
+    }
+
+    fn place<'a>(&self, path: &'a str) -> (Ino, &'a [u8]) {
+        match path.rsplit_once('/') {
+            Some((dir, name)) => (self.at(dir), name.as_bytes()),
+            None => (ROOT_INO, path.as_bytes()),
+        }
+    }
+
+    fn make(&self, path: &str, kind: Kind) -> Ino {
+        let (dir, name) = self.place(path);
+        make(&self.volume, dir, std::str::from_utf8(name).unwrap(), kind).ino
+    }
+
+    fn dir(&self, path: &str) {
+        self.make(path, Kind::Directory);
+    }
+
+    /// Makes a file of these bytes, or gives it them.
+    fn write(&self, path: &str, bytes: &[u8]) {
+        let ino = self
+            .find(path)
+            .unwrap_or_else(|| self.make(path, Kind::Regular));
+        self.set(
+            path,
+            SetAttr {
+                size_bytes: Some(0),
+                ..SetAttr::default()
+            },
+        );
+        self.volume.files().write(ino, 0, bytes, None).unwrap();
+    }
+
+    fn read(&self, path: &str) -> Vec<u8> {
+        self.volume
+            .files()
+            .read(self.at(path), 0, 1 << 20)
+            .unwrap()
+            .to_vec()
+    }
+
+    fn set(&self, path: &str, set: SetAttr) {
+        self.volume
+            .attributes()
+            .setattr(self.at(path), &set, None)
+            .unwrap();
+    }
+
+    fn chmod(&self, path: &str, perm: u32) {
+        self.set(
+            path,
+            SetAttr {
+                perm: Some(perm),
+                ..SetAttr::default()
+            },
+        );
+    }
+
+    fn setxattr(&self, path: &str, name: &str, value: &[u8]) {
+        let (attributes, any) = (self.volume.attributes(), SetXattr::Any);
+        attributes
+            .setxattr(self.at(path), name.as_bytes(), value, any)
+            .unwrap();
+    }
+
+    fn getxattr(&self, path: &str, name: &str) -> Option<Vec<u8>> {
+        let found = self
+            .volume
+            .attributes()
+            .getxattr(self.at(path), name.as_bytes());
+        found.ok().map(|value| value.to_vec())
+    }
+
+    fn rename(&self, from: &str, to: &str) {
+        let (from, to) = (self.place(from), self.place(to));
+        self.volume
+            .names()
+            .rename(from, to, RenameMode::Replace, None)
+            .unwrap();
+    }
+
+    fn link(&self, from: &str, to: &str) {
+        let (dir, name) = self.place(to);
+        self.volume.names().link(self.at(from), dir, name).unwrap();
+    }
+
+    fn remove(&self, path: &str) {
+        let (dir, name) = self.place(path);
+        self.volume
+            .trees()
+            .remove_tree(&Caller::root(), dir, name)
+            .unwrap();
+    }
+
+    fn try_merge(&self, caller: &Caller, options: &MergeOptions) -> Result<Merged, Error> {
+        let both = (self.volume.trees(), self.volume.controls().forks());
+        merge_fork(both, caller, (self.at("fork"), self.at("src")), options)
+    }
+
+    fn merge_as(&self, favor: Favor) -> Merged {
+        let options = MergeOptions {
+            favor,
+            ..MergeOptions::default()
+        };
+        let merged = self.try_merge(&Caller::root(), &options).unwrap();
+        assert!(self.volume.controls().check().unwrap().is_empty());
+        merged
+    }
+
+    fn merge(&self) {
+        let merged = self.merge_as(Favor::Neither);
+        assert!(merged.is_done, "{:?}", merged.conflicts);
+    }
+
+    /// The conflicts of a merge, which changes nothing.
+    fn clashes(&self) -> Vec<(String, Clash)> {
+        let before = self.listing("src");
+        let merged = self.merge_as(Favor::Neither);
+        assert!(!merged.is_done);
+        assert_eq!(self.listing("src"), before, "nothing is changed");
+        let conflicts = merged.conflicts.into_iter();
+        let text = |path| String::from_utf8(path).unwrap();
+        conflicts.map(|one| (text(one.path), one.clash)).collect()
+    }
+
+    fn clash(&self, path: &str, clash: Clash) {
+        assert_eq!(self.clashes(), [(path.to_owned(), clash)]);
+    }
+
+    /// All paths below a directory, with number and time of each.
+    fn listing(&self, path: &str) -> Vec<(String, Ino, Time)> {
+        let mut all = Vec::new();
+        for name in names(&self.volume, self.at(path)) {
+            let path = format!("{path}/{}", String::from_utf8(name).unwrap());
+            let attr = self.attr(&path);
+            all.push((path.clone(), attr.ino, attr.ctime));
+            if attr.kind == Kind::Directory {
+                all.extend(self.listing(&path));
+            }
+        }
+        all
+    }
+
+    fn attr(&self, path: &str) -> ramet_fs::Attr {
+        self.volume.attributes().getattr(self.at(path)).unwrap()
+    }
+}
+
+const TEXT: &[u8] = b"one\ntwo\nthree\nfour\nfive\nsix\nseven\n";
+
+fn with(from: &str, to: &str) -> Vec<u8> {
+    let text = std::str::from_utf8(TEXT).unwrap();
+    text.replace(from, to).into_bytes()
+}
+
+/// `src/f` is a text.
+fn text() -> Bed {
+    Bed::new(|bed| bed.write("src/f", TEXT))
+}
+
+#[test]
+fn text_changed_on_both_sides_is_merged_by_lines() {
+    let bed = text();
+    bed.write("fork/f", &with("one", "1"));
+    bed.write("src/f", &with("seven", "7"));
+    let merged = bed.merge_as(Favor::Neither);
+    assert_eq!(merged.names, [(b"f".to_vec(), MergedName::Text)]);
+    let both = String::from_utf8(with("one", "1")).unwrap();
+    assert_eq!(bed.read("src/f"), both.replace("seven", "7").into_bytes());
+}
+
+#[test]
+fn lines_changed_in_two_ways_are_a_conflict_that_a_side_may_win() {
+    let bed = text();
+    bed.write("fork/f", &with("four", "4"));
+    bed.write("src/f", &with("four", "IV"));
+    bed.clash("f", Clash::Contents);
+    assert!(bed.merge_as(Favor::Ours).is_done);
+    assert_eq!(bed.read("src/f"), with("four", "IV"));
+    assert!(bed.merge_as(Favor::Theirs).is_done);
+    assert_eq!(bed.read("src/f"), with("four", "4"));
+}
+
+#[test]
+fn binary_files_are_not_merged_and_large_ones_are_taken() {
+    let large = |byte| vec![byte; 300_000];
+    let bed = Bed::new(|bed| {
+        bed.write("src/binary", b"a\n\0\n\n\nb\n");
+        bed.write("src/large", &large(1));
+    });
+    bed.write("fork/large", &large(2));
+    bed.merge();
+    assert_eq!(bed.read("src/large"), large(2));
+    bed.write("fork/binary", b"c\n\0\n\n\nb\n");
+    bed.write("src/binary", b"a\n\0\n\n\nd\n");
+    bed.clash("binary", Clash::Contents);
+}
+
+#[test]
+fn same_changes_on_both_sides_are_no_work() {
+    let bed = text();
+    for top in ["src", "fork"] {
+        bed.write(&format!("{top}/f"), b"new");
+        bed.chmod(&format!("{top}/f"), 0o600);
+        bed.write(&format!("{top}/added"), b"equal");
+    }
+    let before = bed.listing("src");
+    let merged = bed.merge_as(Favor::Neither);
+    assert!(merged.is_done && merged.names.is_empty());
+    assert_eq!(bed.listing("src"), before);
+}
+
+#[test]
+fn each_attribute_is_merged_on_its_own() {
+    let bed = text();
+    bed.chmod("fork/f", 0o600);
+    bed.setxattr("fork/f", "user.a", b"theirs");
+    bed.write("src/f", b"ours");
+    bed.setxattr("src/f", "user.b", b"ours");
+    let uid = Some(7);
+    bed.set(
+        "src/f",
+        SetAttr {
+            uid,
+            ..SetAttr::default()
+        },
+    );
+    let before = bed.at("src/f");
+    bed.merge();
+    let attr = bed.attr("src/f");
+    assert_eq!((attr.ino, attr.perm, attr.uid), (before, 0o600, 7));
+    assert_eq!(bed.read("src/f"), b"ours");
+    assert_eq!(bed.getxattr("src/f", "user.a").unwrap(), b"theirs");
+    assert_eq!(bed.getxattr("src/f", "user.b").unwrap(), b"ours");
+    bed.chmod("src/f", 0o640);
+    bed.setxattr("src/f", "user.a", b"ours");
+    bed.set(
+        "fork/f",
+        SetAttr {
+            uid: Some(8),
+            ..SetAttr::default()
+        },
+    );
+    let attribute = Clash::Attribute(b"user.a".to_vec());
+    let f = || "f".to_owned();
+    let wanted = [(f(), Clash::Mode), (f(), Clash::Owner), (f(), attribute)];
+    assert_eq!(bed.clashes(), wanted);
+}
+
+/// A list that lets user 5 read and write.
+fn list() -> Vec<u8> {
+    let entries: [(u16, u16, u32); 5] = [
+        (1, 6, u32::MAX),
+        (2, 6, 5),
+        (4, 4, u32::MAX),
+        (16, 6, u32::MAX),
+        (32, 4, u32::MAX),
+    ];
+    let mut bytes = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in entries {
+        bytes.extend(tag.to_le_bytes());
+        bytes.extend(perm.to_le_bytes());
+        bytes.extend(id.to_le_bytes());
+    }
+    bytes
+}
+
+#[test]
+fn access_control_lists_come_with_their_mode() {
+    const ACL: &str = "system.posix_acl_access";
+    let bed = text();
+    bed.setxattr("fork/f", ACL, &list());
+    bed.write("src/f", b"ours");
+    bed.merge();
+    assert_eq!(bed.getxattr("src/f", ACL), Some(list()));
+    assert_eq!(
+        bed.attr("src/f").perm,
+        0o664,
+        "the mask is the group of the mode"
+    );
+    bed.chmod("src/f", 0o640);
+    bed.chmod("fork/f", 0o600);
+    let attribute = Clash::Attribute(ACL.as_bytes().to_vec());
+    let f = || "f".to_owned();
+    assert_eq!(bed.clashes(), [(f(), Clash::Mode), (f(), attribute)]);
+}
+
+#[test]
+fn kinds_are_exchanged_only_where_nothing_was_changed() {
+    let bed = Bed::new(|bed| {
+        bed.write("src/f", TEXT);
+        bed.dir("src/d");
+        bed.write("src/d/in", b"in");
+    });
+    bed.remove("fork/f");
+    bed.dir("fork/f");
+    bed.write("fork/f/new", b"new");
+    bed.remove("fork/d");
+    let mut link = NewInode::new(Kind::Symlink, 0o777);
+    link.target = b"f/new";
+    bed.volume
+        .names()
+        .create(bed.at("fork"), b"d", &link)
+        .unwrap();
+    bed.write("src/f", b"changed");
+    bed.clash("f", Clash::Kind);
+    bed.write("src/f", TEXT);
+    bed.write("src/d/more", b"new inside");
+    bed.clash("d", Clash::Kind);
+    bed.remove("src/d/more");
+    bed.merge();
+    assert_eq!(bed.read("src/f/new"), b"new");
+    let target = bed.volume.attributes().readlink(bed.at("src/d")).unwrap();
+    assert_eq!(&target[..], b"f/new");
+}
+
+#[test]
+fn devices_and_links_are_merged_as_they_are() {
+    let bed = Bed::new(|bed| {
+        let mut link = NewInode::new(Kind::Symlink, 0o777);
+        link.target = b"old";
+        bed.volume
+            .names()
+            .create(bed.at("src"), b"link", &link)
+            .unwrap();
+    });
+    let mut device = NewInode::new(Kind::CharDevice, 0o600);
+    device.rdev = 0x103;
+    bed.volume
+        .names()
+        .create(bed.at("fork"), b"null", &device)
+        .unwrap();
+    for (top, target) in [("fork", &b"theirs"[..]), ("src", b"ours")] {
+        bed.remove(&format!("{top}/link"));
+        let mut link = NewInode::new(Kind::Symlink, 0o777);
+        link.target = target;
+        bed.volume
+            .names()
+            .create(bed.at(top), b"link", &link)
+            .unwrap();
+    }
+    bed.clash("link", Clash::Contents);
+    assert!(bed.merge_as(Favor::Theirs).is_done);
+    let target = bed
+        .volume
+        .attributes()
+        .readlink(bed.at("src/link"))
+        .unwrap();
+    assert_eq!(&target[..], b"theirs");
+    let attr = bed.attr("src/null");
+    assert_eq!((attr.kind, attr.rdev), (Kind::CharDevice, 0x103));
+}
+
+#[test]
+fn renames_meet_edits_of_the_other_side() {
+    let bed = Bed::new(|bed| {
+        bed.write("src/a", TEXT);
+        bed.write("src/b", TEXT);
+        bed.dir("src/d");
+        bed.write("src/d/in", TEXT);
+    });
+    bed.rename("fork/a", "fork/d/a2");
+    bed.write("fork/d/a2", &with("one", "1"));
+    bed.write("src/a", &with("seven", "7"));
+    bed.rename("src/b", "src/b2");
+    bed.write("fork/b", b"fork's");
+    bed.rename("src/d", "src/e");
+    bed.write("fork/d/in", b"changed");
+    bed.write("fork/d/new", b"new");
+    bed.merge();
+    let both = String::from_utf8(with("one", "1")).unwrap();
+    assert_eq!(
+        bed.read("src/e/a2"),
+        both.replace("seven", "7").into_bytes()
+    );
+    assert_eq!(bed.read("src/b2"), b"fork's");
+    assert_eq!(bed.read("src/e/in"), b"changed");
+    assert_eq!(bed.read("src/e/new"), b"new");
+    let gone = ["src/a", "src/b", "src/d"];
+    assert!(gone.iter().all(|path| bed.find(path).is_none()));
+}
+
+#[test]
+fn two_renames_of_one_file_are_a_conflict() {
+    let bed = text();
+    bed.rename("fork/f", "fork/g");
+    bed.rename("src/f", "src/h");
+    bed.clash("h", Clash::BothRenamed);
+}
+
+#[test]
+fn removals_meet_edits_and_new_names() {
+    let bed = Bed::new(|bed| {
+        bed.write("src/f", TEXT);
+        bed.write("src/g", TEXT);
+        bed.dir("src/d");
+        bed.write("src/d/in", b"in");
+        bed.dir("src/e");
+    });
+    for gone in ["fork/f", "fork/d", "src/g", "src/e"] {
+        bed.remove(gone);
+    }
+    bed.write("src/f", b"ours");
+    bed.write("src/d/new", b"new");
+    bed.write("fork/g", b"theirs");
+    bed.write("fork/e/new", b"new");
+    let wanted = [
+        ("d", Clash::GoneInFork),
+        ("e", Clash::GoneInDestination),
+        ("f", Clash::GoneInFork),
+        ("g", Clash::GoneInDestination),
+    ];
+    let wanted = wanted.map(|(path, clash)| (path.to_owned(), clash));
+    assert_eq!(bed.clashes(), wanted);
+    assert!(bed.merge_as(Favor::Theirs).is_done);
+    assert!(bed.find("src/f").is_none() && bed.find("src/d").is_none());
+    assert_eq!(bed.read("src/g"), b"theirs");
+    assert_eq!(bed.read("src/e/new"), b"new");
+}
+
+#[test]
+fn trees_added_on_both_sides_become_one() {
+    let bed = Bed::new(|_| {});
+    for (top, own) in [("fork", "theirs"), ("src", "ours")] {
+        bed.dir(&format!("{top}/d"));
+        bed.write(&format!("{top}/d/{own}"), own.as_bytes());
+        bed.write(&format!("{top}/d/same"), b"same");
+    }
+    bed.merge();
+    assert_eq!(bed.read("src/d/theirs"), b"theirs");
+    assert_eq!(bed.read("src/d/ours"), b"ours");
+    bed.write("fork/d/ours", b"another");
+    bed.clash("d/ours", Clash::BothAdded);
+}
+
+#[test]
+fn names_of_hard_links_are_merged_as_far_as_they_can() {
+    let bed = Bed::new(|bed| {
+        bed.write("src/a", TEXT);
+        bed.link("src/a", "src/b");
+        bed.link("src/a", "src/c");
+    });
+    bed.remove("fork/c");
+    bed.chmod("fork/a", 0o600);
+    bed.dir("fork/d");
+    bed.write("fork/d/x", b"x");
+    bed.link("fork/d/x", "fork/d/y");
+    bed.merge();
+    assert!(bed.find("src/c").is_none());
+    let attr = bed.attr("src/b");
+    assert_eq!(
+        (attr.nlink, attr.perm, attr.ino),
+        (2, 0o600, bed.at("src/a"))
+    );
+    let attr = bed.attr("src/d/y");
+    assert_eq!((attr.nlink, attr.ino), (2, bed.at("src/d/x")));
+    bed.write("fork/a", b"theirs");
+    let wanted = ["a", "b"].map(|name| (name.to_owned(), Clash::HardLinks));
+    assert_eq!(bed.clashes(), wanted);
+    assert!(bed.merge_as(Favor::Theirs).is_done);
+    assert_eq!(
+        (bed.read("src/a"), bed.attr("src/a").nlink),
+        (b"theirs".to_vec(), 1)
+    );
+}
+
+#[test]
+fn merge_is_in_place_and_taken_files_have_its_time() {
+    let bed = Bed::new(|bed| {
+        bed.dir("src/d");
+        bed.write("src/d/f", b"old");
+        bed.write("src/d/other", b"other");
+    });
+    let then = SetTime::At(Time { secs: 5, nanos: 0 });
+    bed.write("fork/d/f", b"taken");
+    bed.set(
+        "fork/d/f",
+        SetAttr {
+            mtime: Some(then),
+            ..SetAttr::default()
+        },
+    );
+    let open = bed.at("src/d/f");
+    let stay = ["src", "src/d", "src/d/other"];
+    let before = stay.map(|path| bed.at(path));
+    bed.merge();
+    assert_eq!(stay.map(|path| bed.at(path)), before);
+    assert_ne!(bed.at("src/d/f"), open);
+    assert_eq!(
+        bed.volume.files().read(open, 0, 9).unwrap(),
+        b"old",
+        "an open file stays"
+    );
+    let attr = bed.attr("src/d/f");
+    assert!(attr.mtime.secs > 5, "{attr:?}");
+}
+
+#[test]
+fn a_merge_may_be_refused_or_only_told() {
+    let bed = text();
+    bed.write("fork/f", b"theirs");
+    let told = MergeOptions {
+        dry_run: true,
+        ..MergeOptions::default()
+    };
+    let forward = MergeOptions {
+        only_forward: true,
+        ..MergeOptions::default()
+    };
+    let root = Caller::root();
+    let merged = bed.try_merge(&root, &told).unwrap();
+    assert_eq!(merged.names, [(b"f".to_vec(), MergedName::Taken)]);
+    assert_eq!(bed.read("src/f"), TEXT);
+    bed.write("src/g", b"ours");
+    let merged = bed.try_merge(&root, &forward).unwrap();
+    assert!(!merged.is_done && !merged.is_forward);
+    bed.remove("src/g");
+    assert!(bed.try_merge(&root, &forward).unwrap().is_done);
+    assert_eq!(bed.read("src/f"), b"theirs");
+}
+
+#[test]
+fn names_that_are_left_out_stay() {
+    let bed = text();
+    for path in ["fork/.git", "fork/target", "fork/d"] {
+        bed.dir(path);
+        bed.write(&format!("{path}/x"), b"x");
+    }
+    let options = MergeOptions {
+        left_out: LeftOut {
+            git: true,
+            paths: vec![b"target".to_vec()],
+        },
+        ..MergeOptions::default()
+    };
+    let merged = bed.try_merge(&Caller::root(), &options).unwrap();
+    assert_eq!((merged.is_done, merged.left_out), (true, 2));
+    assert_eq!(bed.read("src/d/x"), b"x");
+    assert!(bed.find("src/.git").is_none() && bed.find("src/target").is_none());
+}
+
+#[test]
+fn each_name_needs_the_rights_of_cp_and_mv() {
+    let bed = Bed::new(|bed| {
+        bed.dir("src/d");
+        bed.write("src/d/f", b"old");
+        for path in ["src", "src/d", "src/d/f"] {
+            let (uid, gid) = (Some(9), Some(9));
+            bed.set(
+                path,
+                SetAttr {
+                    uid,
+                    gid,
+                    ..SetAttr::default()
+                },
+            );
+        }
+    });
+    let user = Caller::user(9, 9);
+    bed.write("fork/d/f", b"new");
+    let refused = |caller: &Caller| {
+        let merged = bed.try_merge(caller, &MergeOptions::default());
+        matches!(merged, Err(Error::NotPermitted | Error::Access))
+    };
+    assert!(
+        refused(&Caller::user(8, 8)),
+        "the trees are of another user"
+    );
+    bed.chmod("src/d", 0o555);
+    assert!(refused(&user), "the directory may not be changed");
+    bed.chmod("src/d", 0o755);
+    bed.set(
+        "fork/d/f",
+        SetAttr {
+            uid: Some(0),
+            ..SetAttr::default()
+        },
+    );
+    assert!(refused(&user), "the new file is of another user");
+    bed.set(
+        "fork/d/f",
+        SetAttr {
+            uid: Some(9),
+            ..SetAttr::default()
+        },
+    );
+    let merged = bed.try_merge(&user, &MergeOptions::default()).unwrap();
+    assert!(merged.is_done);
+    assert_eq!(bed.read("src/d/f"), b"new");
+}
+
+#[test]
+fn a_directory_gets_its_slot_index_in_the_middle_of_a_merge() {
+    let bed = Bed::new(|bed| {
+        for n in 0..1_000 {
+            bed.make(&format!("src/{n}"), Kind::Regular);
+        }
+    });
+    for n in 1_000..1_100 {
+        bed.write(&format!("fork/{n}"), b"new");
+    }
+    bed.merge();
+    assert_eq!(names(&bed.volume, bed.at("src")).len(), 1_100);
+    bed.write("src/more", b"more");
+    assert!(bed.volume.controls().check().unwrap().is_empty());
+}
+
+#[test]
+fn too_many_changes_are_refused_as_a_whole() {
+    let bed = Bed::new(|_| {});
+    for n in 0..4_200 {
+        bed.make(&format!("fork/{n}"), Kind::Fifo);
+    }
+    let merged = bed.try_merge(&Caller::root(), &MergeOptions::default());
+    assert!(matches!(merged, Err(Error::TooBig)), "{merged:?}");
+    assert!(names(&bed.volume, bed.at("src")).is_empty());
+}
+
+/// A writer changes a file that the fork changes, or one in a directory that it removes. A write
+/// after which the name still leads to the old file came before the merge, which then is none.
+#[test]
+fn no_answered_write_is_lost_beside_a_merge() {
+    const ROUNDS: u64 = 200;
+    let mut before = 0;
+    for round in 0..ROUNDS {
+        let bed = Bed::new(|bed| {
+            bed.write("src/f", &[0; 64]);
+            bed.dir("src/d");
+            bed.write("src/d/g", &[0; 64]);
+        });
+        bed.write("fork/f", b"fork's");
+        bed.remove("fork/d");
+        let path = ["src/f", "src/d/g"][usize::from(round % 2 == 0)];
+        let (ino, delay) = (bed.at(path), Duration::from_micros(round * 2));
+        let (merged, was_first) = thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let start = Instant::now();
+                while start.elapsed() < delay {
+                    std::hint::spin_loop();
+                }
+                bed.volume.files().write(ino, 0, b"answered", None).unwrap();
+                bed.find(path) == Some(ino)
+            });
+            let merged = bed.try_merge(&Caller::root(), &MergeOptions::default());
+            (merged.unwrap(), writer.join().unwrap())
+        });
+        assert!(!(merged.is_done && was_first), "round {round}: {merged:?}");
+        assert_eq!(merged.is_done, merged.conflicts.is_empty());
+        before += u64::from(was_first);
+        let seen = bed.volume.files().read(ino, 0, 8).unwrap();
+        assert_eq!(seen, b"answered", "the old file has the write");
+    }
+    println!("{before} of {ROUNDS} writes came first");
+}
