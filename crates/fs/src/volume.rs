@@ -33,7 +33,6 @@ use crate::format::ino::{Ino, ROOT_INO};
 use crate::format::keys;
 use crate::format::record::{Entry, FLAG_CLONE_ROOT, Kind, Record};
 use crate::namespace::inode::Location;
-use crate::namespace::number_marks;
 use crate::namespace::number_tables::counter;
 use crate::namespace::numbers::{Counters, Numbers};
 use crate::namespace::resolve::Namespace;
@@ -278,11 +277,6 @@ impl Volume {
     pub fn close(&self) -> Result<()> {
         self.settle_thread.stop();
         self.forget_all();
-        if !self.is_read_only
-            && let Err(error) = number_marks::settle(&self.numbers)
-        {
-            tracing::debug!(%error, "numbers of removed names come back later");
-        }
         Ok(self.namespace.tree.close()?)
     }
 

@@ -166,52 +166,6 @@ fn lookups_of_several_threads_give_one_block_to_a_run() {
 }
 
 #[test]
-fn numbers_that_are_shown_while_others_come_back_stay() {
-    const FILES: usize = 120;
-    let (_, volume) = volume();
-    let tree = make(&volume, ROOT_INO, "tree", Kind::Directory).ino;
-    for file in 0..FILES {
-        make(&volume, tree, &file.to_string(), Kind::Regular);
-    }
-    for round in 0..30 {
-        let name = format!("copy {round}");
-        let tree = look(&volume, ROOT_INO, "tree").ino;
-        clone(&volume, tree, ROOT_INO, &name);
-        let copy = look(&volume, ROOT_INO, &name).ino;
-        let stays = |file: &usize| (file + round).is_multiple_of(9);
-        std::thread::scope(|scope| {
-            // Each file goes soon after it was shown, so blocks come back all the time. New files
-            // take them.
-            scope.spawn(|| {
-                for file in (0..FILES).filter(|file| !stays(file)) {
-                    let file = file.to_string();
-                    let seen = look(&volume, copy, &file);
-                    volume.names().unlink(copy, file.as_bytes()).unwrap();
-                    volume.forget(seen.ino, 1);
-                    let dir = make(&volume, copy, &format!("dir {file}"), Kind::Directory);
-                    make(&volume, dir.ino, "file", Kind::Regular);
-                }
-            });
-            scope.spawn(|| {
-                let mut seen = HashMap::new();
-                for _ in 0..4 {
-                    for file in (0..FILES).rev().filter(stays) {
-                        let attr = look(&volume, copy, &file.to_string());
-                        volume.forget(attr.ino, 1);
-                        let first = *seen.entry(file).or_insert(identity(attr));
-                        assert_eq!(first, identity(attr), "{file}");
-                    }
-                }
-            });
-        });
-        if round % 5 == 4 {
-            volume.forget_all();
-        }
-    }
-    check(&volume);
-}
-
-#[test]
 fn a_clone_of_the_root_takes_no_table_of_numbers_along() {
     let (_, volume) = volume();
     let dir = make(&volume, ROOT_INO, "dir", Kind::Directory).ino;
@@ -303,49 +257,6 @@ fn a_directory_of_many_short_lived_names_shows_small_numbers() {
     }
     assert!(largest < 1000, "{largest}");
     check(&volume);
-}
-
-/// Clones of a directory of 512 files, of which one file in each run is shown and removed; the clones
-/// and their other files stay. `remounts` has all of it forgotten, and opens the volume again, before
-/// the files go. Gives the largest number, and the most inodes that were shown and alive.
-fn largest_number_of_clones_that_stay(remounts: bool) -> (u64, u64) {
-    const FILES: u64 = 512;
-    const CLONES: u64 = 40;
-    let (device, mut volume) = volume();
-    let tree = make(&volume, ROOT_INO, "tree", Kind::Directory).ino;
-    for file in 0..FILES {
-        make(&volume, tree, &file.to_string(), Kind::Regular);
-    }
-    let mut largest = 0;
-    for round in 0..CLONES {
-        let name = format!("copy {round}");
-        let tree = look(&volume, ROOT_INO, "tree").ino;
-        clone(&volume, tree, ROOT_INO, &name);
-        let mut copy = look(&volume, ROOT_INO, &name).ino;
-        let shown: Vec<_> = (0..FILES).step_by(40).map(|at| at.to_string()).collect();
-        for file in &shown {
-            largest = largest.max(look(&volume, copy, file).ino.0);
-        }
-        if remounts {
-            volume.close().unwrap();
-            volume = open(&device);
-            copy = look(&volume, ROOT_INO, &name).ino;
-        }
-        for file in &shown {
-            volume.names().unlink(copy, file.as_bytes()).unwrap();
-        }
-        volume.forget_all();
-    }
-    check(&volume);
-    (largest, 2 + FILES + CLONES + FILES / 40 + 1)
-}
-
-#[test]
-fn a_clone_that_stays_gives_the_numbers_of_its_removed_names_back() {
-    for remounts in [false, true] {
-        let (largest, alive) = largest_number_of_clones_that_stay(remounts);
-        assert!(largest <= 4 * alive, "{largest} of {alive}, {remounts}");
-    }
 }
 
 #[test]

@@ -30,9 +30,8 @@ use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use crate::format::ino::{Identity, Ino};
 use crate::format::keys::Orphan;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_JOINING, Kind, Record, Time};
-use crate::format::slots::{SLOTS_MAX, Slot};
+use crate::format::slots::Slot;
 use crate::namespace::absent_names::AbsentNames;
-use crate::namespace::block_notes::BlockNotes;
 use crate::namespace::hints::{HINTS_MAX, HINTS_MIN, Hints};
 use crate::namespace::known_blocks::KnownBlocks;
 use crate::namespace::notes::KnownNotes;
@@ -303,24 +302,6 @@ impl Inode {
         }
     }
 
-    /// Notes that a slot of the directory, or a shared inode of the clone root, has no name any more.
-    pub(crate) fn lose(&self, slot: Slot) {
-        if self.blocks.lock().lose(slot) {
-            let notes = &self.table.block_notes;
-            notes.note_vacant(self.identity(), slot.run());
-        }
-    }
-
-    /// Leaves the marks of the blocks of a directory that leaves the table.
-    fn leave_marks(&self) {
-        let next = self
-            .state
-            .try_read()
-            .map_or(SLOTS_MAX, |record| record.next_slot);
-        let left = self.blocks.lock().leave(Slot(next));
-        self.table.block_notes.leave(self.identity(), left);
-    }
-
     /// Takes the inode out of memory: queues contents that are then to be erased, and gives the
     /// directory that it held.
     fn leave(&mut self) -> Option<Arc<Self>> {
@@ -538,7 +519,6 @@ pub(crate) struct Table {
     forgotten: AtomicU64,
     hints: RwLock<Hints>,
     absent: AbsentNames,
-    pub(super) block_notes: BlockNotes,
     evictions: AtomicU64,
     serials: AtomicU64,
     deferred: Mutex<Vec<Deferred>>,
@@ -577,7 +557,6 @@ impl Table {
             forgotten: AtomicU64::new(0),
             hints: RwLock::new(Hints::new(HINTS_MIN)),
             absent: AbsentNames::default(),
-            block_notes: BlockNotes::default(),
             evictions: AtomicU64::new(0),
             serials: AtomicU64::new(0),
             deferred: Mutex::default(),
@@ -693,7 +672,6 @@ impl Table {
     /// Puts `compact` in the place of the slot of an inode.
     fn replace(&self, shard: &mut Shard, inode: &Inode, compact: Compact) -> Option<Seat> {
         let bytes = compact.memory_bytes();
-        inode.leave_marks();
         let slot = shard.remove(inode.ino);
         self.inodes.fetch_sub(1, Ordering::Relaxed);
         if inode.touched.load(Ordering::SeqCst) {
@@ -812,8 +790,6 @@ impl Table {
             .get(&inode.ino.0)
             .is_some_and(|slot| slot.serial == inode.serial)
         {
-            // An inode that takes the place of this one finds the marks.
-            inode.leave_marks();
             drop(shard.remove(inode.ino));
             self.inodes.fetch_sub(1, Ordering::Relaxed);
         }

@@ -2,7 +2,6 @@
 
 mod absent_names;
 pub(crate) mod attr;
-mod block_notes;
 mod compact;
 mod compaction;
 mod hints;
@@ -11,7 +10,6 @@ pub(crate) mod known_below;
 pub(crate) mod known_blocks;
 pub(crate) mod link_counts;
 pub(crate) mod notes;
-pub(crate) mod number_marks;
 pub(crate) mod number_reclaim;
 pub(crate) mod number_tables;
 pub(crate) mod numbers;

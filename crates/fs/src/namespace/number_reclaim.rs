@@ -72,11 +72,6 @@ impl Numbers {
     /// # Errors
     /// Those of the tree; nothing is lost then.
     pub(crate) fn reclaim(&self, steps: usize) -> Result<bool> {
-        if self.table.block_notes.are_many() {
-            let mut given = self.given.lock();
-            self.store_marks(&mut given, false)?;
-            self.vacate_many(&mut given, steps);
-        }
         if !self.is_due.swap(false, Ordering::Relaxed) {
             return Ok(false);
         }
@@ -161,7 +156,7 @@ impl Numbers {
             let (NumberKey::Block(_, run), value) = found else {
                 continue;
             };
-            let block = read_block(run, &value)?;
+            let block = read_block(&value)?;
             if self.is_in_memory(run, block.base) {
                 continue;
             }
@@ -231,9 +226,6 @@ impl Numbers {
         if let Some((base, (dir, run))) = stored_owner(&self.tree, ino)? {
             let stored = stored_block(&self.tree, dir, run)?;
             let is_held = stored.is_none_or(|stored| stored.base != base);
-            if !is_held {
-                self.table.block_notes.note_vacant(dir, run);
-            }
             let snapshot = self.tree.snapshot();
             if is_held && !has_other_pins(&snapshot, (run, base), Some(ino))? {
                 if self.is_in_memory(run, base) {
@@ -288,7 +280,7 @@ impl Numbers {
             };
             looked_at += 1;
             swept = Some(run);
-            let Block { base, .. } = read_block(run, scan.value())?;
+            let Block { base, .. } = read_block(scan.value())?;
             let has_names = match has_index {
                 true => has_names(snapshot, path, run)?,
                 false => runs.contains(&run),
@@ -317,7 +309,7 @@ impl Numbers {
     }
 
     /// Whether an inode in memory has a number of this block.
-    pub(super) fn is_in_memory(&self, run: Run, base: u64) -> bool {
+    fn is_in_memory(&self, run: Run, base: u64) -> bool {
         let mut numbers = base..base + run.len();
         numbers.any(|number| self.table.has(Ino(number)))
     }
@@ -344,11 +336,7 @@ fn has_any(snapshot: &Snapshot, lo: &[u8], hi: &[u8]) -> Result<bool> {
 }
 
 /// Whether an inode is pinned to a number of this block, beside `one`.
-pub(super) fn has_other_pins(
-    snapshot: &Snapshot,
-    (run, base): (Run, u64),
-    one: Option<Ino>,
-) -> Result<bool> {
+fn has_other_pins(snapshot: &Snapshot, (run, base): (Run, u64), one: Option<Ino>) -> Result<bool> {
     let ends = [base, base + run.len()].map(|number| NumberKey::Pinned(Ino(number)).encode());
     let mut scan = snapshot.scan(&ends[0], Some(&ends[1]));
     while scan.advance()? {

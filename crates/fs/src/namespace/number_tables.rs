@@ -40,24 +40,10 @@ pub(crate) fn counter(tree: &Tree, name: &[u8], what: &'static str) -> Result<u6
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Reads the value of the block of `run`: the block, and the slots of which numbers may be shown.
-pub(crate) fn read_marks(run: Run, value: &[u8]) -> Result<(Block, u64)> {
-    if let Ok([base, generation]) = split(value) {
-        return Ok((Block { base, generation }, run.marks()));
-    }
-    let [base, generation, marks] = split(value)?;
-    if marks & !run.marks() != 0 || marks == run.marks() {
-        return Err(Error::Corrupt {
-            what: "table of inode numbers",
-            detail: format!("marks {marks:x} of a run of {}", run.len()),
-        });
-    }
-    Ok((Block { base, generation }, marks))
-}
-
-/// Reads the value of the block of `run`.
-pub(crate) fn read_block(run: Run, value: &[u8]) -> Result<Block> {
-    Ok(read_marks(run, value)?.0)
+/// Reads the value of a block of a run.
+pub(crate) fn read_block(value: &[u8]) -> Result<Block> {
+    let [base, generation] = split(value)?;
+    Ok(Block { base, generation })
 }
 
 /// Reads the value of the owner of a block.
@@ -82,19 +68,6 @@ pub(crate) fn put_block(batch: &mut Batch, (dir, run): (Identity, Run), block: B
     batch.put(NumberKey::Block(dir, run).encode(), value);
     let owner = join([dir.ino.0, dir.generation, run.0]);
     batch.put(NumberKey::Owner(block.base).encode(), owner);
-}
-
-/// Puts the marks of a run, which has this block: the slots of which numbers may be shown.
-pub(crate) fn put_marks(batch: &mut Batch, (dir, run): (Identity, Run), block: Block, marks: u64) {
-    let value = marks_value(run, block, marks);
-    batch.put(NumberKey::Block(dir, run).encode(), value);
-}
-
-fn marks_value(run: Run, block: Block, marks: u64) -> Bytes {
-    match marks == run.marks() {
-        true => join([block.base, block.generation]),
-        false => join([block.base, block.generation, marks]),
-    }
 }
 
 /// Frees a block that no run has any more.
@@ -138,12 +111,6 @@ pub(crate) fn stored_block(tree: &Tree, dir: Identity, run: Run) -> Result<Optio
     block_by(&|key| tree.get(key), dir, run)
 }
 
-/// The same with its stored marks.
-pub(crate) fn stored_marks(tree: &Tree, dir: Identity, run: Run) -> Result<Option<(Block, u64)>> {
-    let value = tree.get(&NumberKey::Block(dir, run).encode())?;
-    value.map(|value| read_marks(run, &value)).transpose()
-}
-
 /// First number and owner of the stored block that has this number. The owner may be gone.
 pub(crate) fn stored_owner(tree: &Tree, ino: Ino) -> Result<Option<(u64, (Identity, Run))>> {
     owner_by(&|key| tree.get(key), ino)
@@ -160,7 +127,7 @@ pub(crate) type Get<'a> = &'a dyn Fn(&[u8]) -> ramet_betree::Result<Option<Bytes
 /// The stored block of a run, as `get` tells.
 pub(crate) fn block_by(get: Get<'_>, dir: Identity, run: Run) -> Result<Option<Block>> {
     let value = get(&NumberKey::Block(dir, run).encode())?;
-    value.map(|value| read_block(run, &value)).transpose()
+    value.map(|value| read_block(&value)).transpose()
 }
 
 /// As [`stored_owner`], as `get` tells.
@@ -181,35 +148,4 @@ pub(crate) fn owner_by(get: Get<'_>, ino: Ino) -> Result<Option<(u64, (Identity,
 pub(crate) fn pin_by(get: Get<'_>, ino: Ino) -> Result<Option<(Identity, Slot)>> {
     let value = get(&NumberKey::Pinned(ino).encode())?;
     value.map(|value| read_place(&value)).transpose()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn golden_values_of_blocks() {
-        let block = Block {
-            base: 0x0140,
-            generation: 7,
-        };
-        let all = [0x40, 1, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0];
-        let some = [&all[..], &[0b1001, 0x80, 0, 0, 0, 0, 0, 0]].concat();
-        for (run, marks, golden) in [
-            (Run(0), 0xff, &all[..]),
-            (Run(3), u64::MAX, &all[..]),
-            (Run(1), 0x8009, &some[..]),
-        ] {
-            assert_eq!(marks_value(run, block, marks), golden);
-            assert_eq!(
-                read_marks(run, golden).expect("is well formed"),
-                (block, marks)
-            );
-        }
-        // A slot behind the run, and marks that have no bytes.
-        assert!(read_marks(Run(0), &some).is_err());
-        let full = [&all[..], &[0xff, 0, 0, 0, 0, 0, 0, 0]].concat();
-        assert!(read_marks(Run(0), &full).is_err());
-        assert!(read_marks(Run(0), &all[..8]).is_err());
-    }
 }

@@ -13,8 +13,7 @@
 //! changes, blocks are in memory only, until one can be stored.
 //!
 //! A name that moves to another directory keeps its number by a *pin*, in its record and in a table
-//! that leads from the number to the place. `number_reclaim.rs` gives blocks of directories back that
-//! are gone, `number_marks.rs` those of names that are.
+//! that leads from the number to the place. `number_reclaim.rs` gives blocks back.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -29,7 +28,6 @@ use crate::format::ino::{Identity, Ino};
 use crate::format::keys::{self, NumberKey, Orphan};
 use crate::format::record::{Pin, Record};
 use crate::format::slots::{Block, RUN_LENS, Run, Slot};
-use crate::namespace::block_notes::Marks;
 use crate::namespace::inode::{Inode, Table};
 use crate::namespace::number_tables::{
     counter, free_key, put_block, stored_block, stored_owner, stored_pin,
@@ -118,10 +116,6 @@ pub(super) struct Given {
     /// Free blocks that the table does not tell of yet, by class.
     gaps: Vec<(u8, u64)>,
     pub(super) unstored: Unstored,
-    /// Marks of runs of directories that left the memory, which are not stored yet.
-    pub(super) marks: HashMap<(Identity, Run), u64>,
-    /// Runs that are looked at again, see `number_marks.rs`.
-    pub(super) waiting: VecDeque<(Identity, Run)>,
     /// Directories and numbers whose blocks are to be looked at, see `number_reclaim.rs`.
     pub(super) gone: VecDeque<NumberKey>,
     /// The table has no others.
@@ -133,8 +127,6 @@ pub(crate) struct Numbers {
     pub(super) tree: Arc<Tree>,
     pub(super) table: Arc<Table>,
     pub(super) given: Mutex<Given>,
-    /// Changes of the stored blocks of living directories, twice. Odd during one.
-    pub(super) changes: AtomicU64,
     has_unstored: AtomicBool,
     /// There may be something to reclaim that does not wait.
     pub(super) is_due: AtomicBool,
@@ -165,12 +157,9 @@ impl Numbers {
                 has_more_free: [true; RUN_LENS.len()],
                 gaps: Vec::new(),
                 unstored: Unstored::default(),
-                marks: HashMap::new(),
-                waiting: VecDeque::new(),
                 gone: VecDeque::new(),
                 has_all_gone: false,
             }),
-            changes: AtomicU64::new(0),
             has_unstored: AtomicBool::new(false),
             is_due: AtomicBool::new(true),
             orphans: AtomicU64::new(1),
@@ -205,7 +194,7 @@ impl Numbers {
         match pinned(dir, record.pin) {
             Some(pinned) => Ok(pinned),
             None => {
-                let block = self.show(dir, record.slot)?;
+                let block = self.block(dir, record.slot.run())?;
                 Ok(block.identity(record.slot, record.birth))
             }
         }
@@ -215,7 +204,7 @@ impl Numbers {
     pub(crate) fn ino(&self, dir: &Inode, slot: Slot, pin: Option<Pin>) -> Result<Ino> {
         match pinned(dir, pin) {
             Some(pinned) => Ok(pinned.ino),
-            None => Ok(self.show(dir, slot)?.identity(slot, 0).ino),
+            None => Ok(self.block(dir, slot.run())?.identity(slot, 0).ino),
         }
     }
 
@@ -224,12 +213,10 @@ impl Numbers {
         if let Some(pinned) = pinned(dir, pin) {
             return Ok(Some(pinned.ino));
         }
-        let known = dir.blocks.lock().get(slot.run());
-        let stored = match known {
-            Some(known) => Some(known),
-            None => stored_block(&self.tree, dir.identity(), slot.run())?,
+        let block = match self.known_block(dir, slot.run())? {
+            Some(block) => Some(block),
+            None => self.unstored_block(dir.identity(), slot.run()),
         };
-        let block = stored.or_else(|| self.unstored_block(dir.identity(), slot.run()));
         Ok(block.map(|block| block.identity(slot, 0).ino))
     }
 
@@ -259,8 +246,45 @@ impl Numbers {
         Ok(block.map(|block| block.identity(record.slot, record.birth)))
     }
 
+    /// The block of a run of a directory, which is given if there is none. May wait for the device.
+    pub(crate) fn block(&self, dir: &Inode, run: Run) -> Result<Block> {
+        if let Some(known) = self.known_block(dir, run)? {
+            return Ok(known);
+        }
+        let mut given = self.given.lock();
+        // Another thread may have been faster.
+        let found = match self.known_block(dir, run)? {
+            Some(known) => known,
+            None => match given.unstored.blocks.get(&(dir.identity(), run)) {
+                Some(unstored) => *unstored,
+                None => self.give(&mut given, (dir.identity(), run))?,
+            },
+        };
+        dir.blocks.lock().insert(run, found);
+        Ok(found)
+    }
+
+    /// The block of a run of a directory, if it has one that is stored or that the directory knows.
+    fn known_block(&self, dir: &Inode, run: Run) -> Result<Option<Block>> {
+        let is_complete = {
+            let known = dir.blocks.lock();
+            if let Some(block) = known.get(run) {
+                return Ok(Some(block));
+            }
+            known.is_complete()
+        };
+        if is_complete {
+            return Ok(None);
+        }
+        let found = stored_block(&self.tree, dir.identity(), run)?;
+        if let Some(block) = found {
+            dir.blocks.lock().insert(run, block);
+        }
+        Ok(found)
+    }
+
     /// Gives a block to a run that has none.
-    pub(super) fn give(&self, given: &mut Given, (dir, run): (Identity, Run)) -> Result<Block> {
+    fn give(&self, given: &mut Given, (dir, run): (Identity, Run)) -> Result<Block> {
         let generation = match given.generation(&self.tree, false) {
             // The number is in memory only then, and so is its generation.
             Err(error) if takes_no_changes(&error) => given.unreserved_generation(),
@@ -268,12 +292,7 @@ impl Numbers {
         };
         let class = run.class();
         let mut batch = Batch::new();
-        let mut free = self.free_block(given, class)?;
-        if free.is_none() {
-            self.vacate_for(given, class);
-            free = self.free_block(given, class)?;
-        }
-        let (base, was_free) = match free {
+        let (base, was_free) = match self.free_block(given, class)? {
             Some(base) => (base, true),
             None => (given.extend(class), false),
         };
@@ -446,11 +465,6 @@ impl Given {
         }
         self.next_number = base + len;
         base
-    }
-
-    /// Takes marks that directories left.
-    pub(super) fn absorb(&mut self, left: impl IntoIterator<Item = Marks>) {
-        self.marks.extend(left);
     }
 
     /// Adds an entry to the queue in memory, if there is room.

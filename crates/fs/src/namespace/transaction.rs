@@ -35,8 +35,6 @@ struct Locked<'a> {
     inode: &'a Arc<Inode>,
     state: RwLockWriteGuard<'a, Record>,
     edited: Option<Record>,
-    /// A slot of the directory that has no name any more.
-    lost: Option<Slot>,
     moved: Option<Location>,
 }
 
@@ -71,7 +69,6 @@ fn lock_state(inode: &Arc<Inode>) -> Locked<'_> {
         inode,
         state: inode.state.write(),
         edited: None,
-        lost: None,
         moved: None,
     }
 }
@@ -123,8 +120,6 @@ pub(crate) struct Transaction<'a> {
     states: States<'a>,
     /// Inodes that move and have no locked state: the topology is held for writing.
     others: Vec<(Arc<Inode>, Location)>,
-    /// More slots that have no name any more.
-    lost: Vec<(Arc<Inode>, Slot)>,
 }
 
 const LOCKED: &str = "the operation locked the state of every inode it changes";
@@ -135,7 +130,6 @@ impl<'a> Transaction<'a> {
             batch: Batch::new(),
             states,
             others: Vec::new(),
-            lost: Vec::new(),
         }
     }
 
@@ -188,16 +182,6 @@ impl<'a> Transaction<'a> {
     pub(crate) fn delete_slot(&mut self, (dir, at): (&Arc<Inode>, &[u8]), slot: Slot) {
         if self.may_be_indexed(dir) {
             self.batch.delete(keys::slot(at, slot));
-        }
-        self.lose(dir, slot);
-    }
-
-    /// Notes that the inode in a slot of a directory, or a shared inode of a clone root, does not have
-    /// it any more.
-    pub(crate) fn lose(&mut self, dir: &Arc<Inode>, slot: Slot) {
-        match self.states.find_mut(dir) {
-            Some(locked) if locked.lost.is_none() => locked.lost = Some(slot),
-            _ => self.lost.push((Arc::clone(dir), slot)),
         }
     }
 
@@ -304,18 +288,12 @@ impl<'a> Transaction<'a> {
                 locked.inode.touched.store(true, Ordering::SeqCst);
                 *locked.state = record;
             }
-            if let Some(slot) = locked.lost.take() {
-                locked.inode.lose(slot);
-            }
             if let Some(location) = locked.moved.take() {
                 show_move(locked.inode, location);
             }
         }
         for (inode, location) in self.others {
             show_move(&inode, location);
-        }
-        for (dir, slot) in self.lost {
-            dir.lose(slot);
         }
         Ok(applied)
     }

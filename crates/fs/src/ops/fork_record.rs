@@ -80,7 +80,7 @@ pub(super) fn next_identity(
         return Err(Error::TooManyLinks);
     }
     let slot = Slot(record.next_slot);
-    let block = numbers.show(dir, slot)?;
+    let block = numbers.block(dir, slot.run())?;
     numbers.store_all()?;
     Ok(block.identity(slot, birth))
 }

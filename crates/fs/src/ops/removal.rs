@@ -68,9 +68,8 @@ impl Removal<'_> {
         }
         let record = record.clone();
         match tx.location(inode) {
-            Location::Shared { root, link, .. } => {
+            Location::Shared { root, .. } => {
                 tx.unpin(inode, root.identity());
-                tx.lose(&root, Slot::shared(link));
                 tx.batch.delete(keys::shared_record(path));
             }
             Location::Child { parent, .. } => tx.unpin(inode, parent.identity()),
@@ -140,7 +139,6 @@ fn remove_entry(
         };
         tx.batch.put(entry, deleted.encode());
         tx.batch.count_as_removal();
-        tx.lose(at.dir, slot);
     } else {
         tx.batch.delete(entry);
         tx.delete_slot((at.dir, &dir.path), slot);

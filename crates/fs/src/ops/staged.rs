@@ -80,15 +80,6 @@ impl StagedObject {
     }
 }
 
-impl Drop for StagedObject {
-    fn drop(&mut self) {
-        if matches!(*self.inode.location.read(), Location::Gone) {
-            // It never got a name, and leaves its number.
-            self.dir.lose(self.slot);
-        }
-    }
-}
-
 /// The name that a copy gets.
 #[derive(Clone, Copy)]
 pub(super) struct Destination<'a> {

@@ -64,8 +64,6 @@ impl Names {
         let inode = Inode::new(table, identity, new.kind, record, Location::Orphan(orphan));
         table.adopt(&inode, None);
         table.remember(&inode);
-        // The file holds its number as long as it is in memory.
-        dir.lose(slot);
         Ok(inode.attr())
     }
 
@@ -93,8 +91,6 @@ impl Names {
         move_contents(&mut tx, &record, &from, &to, few);
         if record.pin.is_some_and(|pin| pin.home == at.dir.identity()) {
             tx.edit(inode).pin = None;
-            // The name holds the block of the number from now on.
-            self.numbers.identity(at.dir, tx.get(inode))?;
             tx.put_slot((at.dir, &dir.path), record.slot, at.name);
         } else {
             let slot = tx.take_slot(at.dir)?;
