@@ -73,6 +73,45 @@ fn a_daemon_keeps_no_lock_and_no_pipe_of_its_starter() {
     bed.fsck();
 }
 
+/// Names of the threads of the daemon, except those that take requests: their number depends on the
+/// machine.
+fn threads(mount: &Mount) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", mount.pid().as_raw_pid()));
+    let names = tasks.expect("the daemon runs").filter_map(|task| {
+        // A thread may end meanwhile.
+        let name = fs::read_to_string(task.ok()?.path().join("comm")).ok()?;
+        Some(name.trim().to_owned())
+    });
+    let takes_requests = |name: &String| name.starts_with("reader-") || name.starts_with("ring-");
+    let mut names: Vec<_> = names.filter(|name| !takes_requests(name)).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_mount_that_nobody_uses_has_few_threads() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let file = mount.root().join("tree/file");
+    fs::create_dir(mount.root().join("tree")).expect("made");
+    fs::write(&file, "text").expect("written");
+    mount.clone_path(&mount.root().join("tree"), &mount.root().join("copy"));
+    mount.remove(&mount.root().join("tree"));
+    fs::File::open(mount.root().join("copy/file"))
+        .and_then(|file| file.sync_all())
+        .expect("synced");
+    assert!(
+        threads(&mount).iter().any(|name| name.ends_with("-0")),
+        "jobs were done"
+    );
+    let begun = Instant::now();
+    while threads(&mount).len() > 17 {
+        assert!(begun.elapsed() < 6 * PATIENCE, "{:?}", threads(&mount));
+        thread::sleep(Duration::from_millis(100));
+    }
+    mount.umount();
+}
+
 #[test]
 fn a_daemon_outlives_the_limits_of_its_starter() {
     let bed = Bed::new("256M");

@@ -55,7 +55,7 @@ impl PageCache {
             mapped,
             held: Arc::new(Held::new(Instant::now())),
             written_back: AtomicU64::new(0),
-            workers: Workers::new("pages", THREADS)?,
+            workers: Workers::lasting("pages", THREADS)?,
         })
     }
 

@@ -139,8 +139,8 @@ impl Server {
             fences: Arc::new(Fences::new()),
             shutdown,
             agreed,
-            syncs: Workers::new("sync", SYNC_THREADS)?,
-            structural: Workers::new("clone", 1)?,
+            syncs: Workers::lasting("sync", SYNC_THREADS)?,
+            structural: Workers::lasting("clone", 1)?,
             notices: Arc::new(Notices::new(kernel)?),
             staged,
         })

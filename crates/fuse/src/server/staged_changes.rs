@@ -46,7 +46,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -160,7 +159,16 @@ struct Changes {
     /// Staged objects, by number.
     objects: HashMap<u64, u64>,
     made: u64,
+    /// The keeper has begun and not ended.
+    is_kept: bool,
     has_ended: bool,
+}
+
+/// Whether the keeper is at work.
+#[derive(PartialEq, Eq)]
+enum Kept {
+    Already,
+    ByNobody,
 }
 
 /// A RENAME that concerns a staged directory.
@@ -175,7 +183,8 @@ pub(crate) struct Moved {
 pub(crate) struct StagedChanges {
     shared: Arc<Shared>,
     workers: Workers,
-    keeper: Option<JoinHandle<()>>,
+    /// One thread, which ends changes that are not made in time.
+    keeper: Workers,
 }
 
 struct Shared {
@@ -184,7 +193,7 @@ struct Shared {
     negative_dentries: Arc<NegativeDentries>,
     listings: Arc<Listings>,
     changes: Mutex<Changes>,
-    /// A change was staged, or the mount ends.
+    /// The mount ends.
     changed: Condvar,
     counts: Arc<RequestCounts>,
     /// Tells of deletions.
@@ -224,11 +233,9 @@ impl StagedChanges {
             droppers: Workers::new("drop", THREADS)?,
             has_ended: AtomicBool::new(false),
         });
-        let kept = Arc::clone(&shared);
-        let keeper = std::thread::Builder::new().name("staged".into());
         Ok(Self {
-            workers: Workers::new("change", THREADS)?,
-            keeper: Some(keeper.spawn(move || kept.keep())?),
+            workers: Workers::lasting("change", THREADS)?,
+            keeper: Workers::new("staged", 1)?,
             shared,
         })
     }
@@ -264,7 +271,10 @@ impl StagedChanges {
             ino: victim.object.ino.0,
             is_dir: victim.is_dir,
         });
-        shared.add(plan, name.clone().into_bytes())?;
+        if shared.add(plan, name.clone().into_bytes())? == Kept::ByNobody {
+            let shared = Arc::clone(shared);
+            self.keeper.run(move || shared.keep());
+        }
         Ok(StageReply {
             dir: name,
             replaced,
@@ -353,11 +363,6 @@ impl Drop for StagedChanges {
         self.shared.has_ended.store(true, Ordering::SeqCst);
         self.shared.changes.lock().has_ended = true;
         self.shared.changed.notify_all();
-        if let Some(keeper) = self.keeper.take()
-            && keeper.join().is_err()
-        {
-            tracing::error!("the keeper of staged changes panicked");
-        }
     }
 }
 
@@ -593,8 +598,8 @@ impl Shared {
         })
     }
 
-    /// Adds a change, if there is room for it.
-    fn add(&self, plan: Plan, secret: Vec<u8>) -> Result<()> {
+    /// Adds a change, if there is room for it. Answers whether the keeper has to begin.
+    fn add(&self, plan: Plan, secret: Vec<u8>) -> Result<Kept> {
         let mut changes = self.changes.lock();
         let old = Self::make_room(&mut changes, plan.user)?;
         changes.made += 1;
@@ -614,10 +619,13 @@ impl Shared {
         };
         changes.by_node.insert(node, staged);
         self.counts.set_staged_changes(changes.by_node.len());
+        let is_kept = std::mem::replace(&mut changes.is_kept, true);
         drop(changes);
         drop(old);
-        self.changed.notify_all();
-        Ok(())
+        Ok(match is_kept {
+            true => Kept::Already,
+            false => Kept::ByNobody,
+        })
     }
 
     /// The entry of a staged directory that this user has opened. The kernel is going to drop it.
@@ -832,14 +840,10 @@ impl Shared {
     }
 
     /// Ends changes that are not made in time, and has the kernel drop the entries of those whose
-    /// command may have died, until the mount ends.
+    /// command may have died, until there are no changes or the mount ends.
     fn keep(self: &Arc<Self>) {
         let mut changes = self.changes.lock();
-        while !changes.has_ended {
-            if changes.by_node.is_empty() {
-                self.changed.wait(&mut changes);
-                continue;
-            }
+        while !changes.has_ended && !changes.by_node.is_empty() {
             self.changed.wait_for(&mut changes, LINGERING / 2);
             let unopened = |staged: &Staged| staged.since.elapsed() > UNOPENED;
             let mut ended = Vec::new();
@@ -865,6 +869,7 @@ impl Shared {
             }
             changes = self.changes.lock();
         }
+        changes.is_kept = false;
     }
 }
 
