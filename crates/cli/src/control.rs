@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CLONE_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest,
-    FAILED_WRITE_BACKS, FORK, GROW, NameRequest, REMOVE, SCRUB, SCRUB_START, SNAPSHOT, SOURCE,
-    STAT, STAT_BYTES, SYNC, ScrubRequest, SourceReply, USAGE, USAGE_BYTES, decode_diff_page,
-    decode_source_reply, decode_stat_reply, decode_usage,
+    FAILED_WRITE_BACKS, FORK, GROW, LookRequest, NameRequest, REMOVE, SCRUB, SCRUB_START, SNAPSHOT,
+    SOURCE, STAT, STAT_BYTES, SYNC, ScrubRequest, SourceReply, USAGE, USAGE_BYTES,
+    decode_diff_page, decode_source_reply, decode_stat_reply, decode_usage,
 };
 use ramet_fs::{
     Difference, ForkReply, ForkRequest, ScrubPage, SnapshotReply, SnapshotRequest, StageRequest,
@@ -205,6 +205,15 @@ impl Root {
         let request = NameRequest {
             name: name.as_bytes().to_vec(),
         };
+        let mut bytes = request.encode().map_err(|_| Errno::NAMETOOLONG)?;
+        self.call(SOURCE, &mut bytes)?;
+        decode_source_reply(&bytes).map_err(|_| Errno::PROTO)
+    }
+
+    /// The number of an entry of the directory. It keeps nothing of the entry.
+    fn look(&self, name: &OsStr) -> Answer<SourceReply> {
+        let name = name.as_bytes().to_vec();
+        let request = LookRequest(NameRequest { name });
         let mut bytes = request.encode().map_err(|_| Errno::NAMETOOLONG)?;
         self.call(SOURCE, &mut bytes)?;
         decode_source_reply(&bytes).map_err(|_| Errno::PROTO)
@@ -610,7 +619,7 @@ fn remove_seen(root: &Root, name: &OsStr, seen: &Stat) -> Answer {
             staged::remove(&staged::Change { dir, request }, seen)
         }
         false => {
-            root.source(name).and_then(is_seen)?;
+            root.look(name).and_then(is_seen)?;
             match unlinkat(&root.0, name, AtFlags::empty()) {
                 Ok(()) => Ended::Done,
                 Err(Errno::ACCESS | Errno::PERM) => Ended::Unstaged,
@@ -622,7 +631,7 @@ fn remove_seen(root: &Root, name: &OsStr, seen: &Stat) -> Answer {
         Ended::Done => Ok(()),
         Ended::Refused(e) => Err(e),
         Ended::Unstaged => {
-            root.source(name).and_then(is_seen)?;
+            root.look(name).and_then(is_seen)?;
             root.remove(name)
         }
     }

@@ -1,10 +1,12 @@
 //! Sources and destinations of `ramet clone` and `ramet rm`, as the user names them.
 
 use std::fs;
+use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use ramet_e2e::{Bed, ramet_bin, run, run_ok};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -171,6 +173,31 @@ fn root_is_not_led_by_links_of_other_users() {
         is_done.store(true, Ordering::SeqCst);
         assert!(found.is_empty(), "led by a link: {found:?}");
     });
+    mount.umount();
+    bed.fsck();
+}
+
+#[test]
+fn a_removed_file_keeps_no_space() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let empty = mount.allocated_settled();
+    for number in 0..8 {
+        let file = mount.root().join(format!("file{number}"));
+        let mut noise = fs::File::open("/dev/urandom").expect("noise").take(4 << 20);
+        let mut written = fs::File::create(&file).expect("writable");
+        io::copy(&mut noise, &mut written).expect("written");
+        mount.remove(&file);
+    }
+    let inodes = || mount.stat()["inodes_in_memory"].as_u64();
+    let begun = Instant::now();
+    // The kernel forgets the last file a moment later.
+    while inodes() != Some(1) {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", inodes());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let left = mount.allocated_settled() - empty;
+    assert!(left < 4 << 20, "{left} bytes");
     mount.umount();
     bed.fsck();
 }

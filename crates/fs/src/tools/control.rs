@@ -11,7 +11,7 @@
 //! | 3 | [`SYNC`] | none | |
 //! | 4 | [`STAT`] | out | [`decode_stat_reply`] |
 //! | 5 | [`CHECKPOINT`] | none | |
-//! | 6 | [`SOURCE`] | in, out | [`NameRequest`], answered by a [`SourceReply`] |
+//! | 6 | [`SOURCE`] | in, out | [`NameRequest`] or [`LookRequest`], answered by a [`SourceReply`] |
 //! | 7 | [`DIFF`] | in and out | [`DiffRequest`], then a page of [`Difference`]s |
 //! | 8 | [`USAGE`] | out | [`Usage`] |
 //! | 9 | [`SCRUB`] | in and out | [`ScrubRequest`], then a [`ScrubPage`](crate::ScrubPage) |
@@ -29,7 +29,10 @@
 //! A clone has two directories and a call has one descriptor. So its source is named first, in a
 //! directory that the caller holds open ([`SOURCE`]). The answer is a *clone token*: a random
 //! number that names the source once. An inode number would not do: a user confined to a part of
-//! the mount, by a bind mount or a chroot, could guess the numbers of the rest.
+//! the mount, by a bind mount or a chroot, could guess the numbers of the rest. A token that is not
+//! used keeps its object, also one that is removed meanwhile, until the first call about a source
+//! after a minute. So a caller that only compares the number of the object asks for no token
+//! ([`LookRequest`]).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -474,6 +477,37 @@ impl NameRequest {
     }
 }
 
+/// The flag of a [`LookRequest`].
+const LOOK: u32 = 1;
+
+/// A request of [`SOURCE`] that asks for no token: the answer has token 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LookRequest(pub NameRequest);
+
+impl LookRequest {
+    /// The bytes of the call.
+    ///
+    /// # Errors
+    /// `NameTooLong` when the name has more than 255 bytes.
+    pub fn encode(&self) -> Result<[u8; NAME_REQUEST_BYTES]> {
+        let mut out = self.0.encode()?;
+        out[0..4].copy_from_slice(&LOOK.to_le_bytes());
+        Ok(out)
+    }
+
+    /// Decodes the bytes of [`LookRequest::encode`]; `None` for those of a [`NameRequest`].
+    ///
+    /// # Errors
+    /// `Invalid` when the size or the name is not one this version knows.
+    pub fn decode(bytes: &[u8]) -> Result<Option<Self>> {
+        if bytes.len() != NAME_REQUEST_BYTES || u32_at(bytes, 0) != LOOK {
+            return Ok(None);
+        }
+        let name = take_name(&bytes[8..], u32_at(bytes, 4))?;
+        Ok(Some(Self(NameRequest { name })))
+    }
+}
+
 /// Clones the entry `source` of the open directory `above` to the new entry `copy` of the open
 /// directory `into`, with two calls.
 ///
@@ -656,6 +690,12 @@ mod tests {
         let remove = NameRequest {
             name: b"x".to_vec(),
         };
+        let look = LookRequest(remove.clone());
+        let bytes = look.encode().unwrap();
+        assert!(NameRequest::decode(&bytes).is_err(), "of SOURCE only");
+        assert_eq!(LookRequest::decode(&bytes).unwrap(), Some(look));
+        let plain = remove.encode().unwrap();
+        assert_eq!(LookRequest::decode(&plain).unwrap(), None);
         assert_eq!(
             NameRequest::decode(&remove.encode().unwrap()).unwrap(),
             remove

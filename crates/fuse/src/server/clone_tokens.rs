@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use ramet_fs::control::SourceReply;
@@ -10,6 +11,9 @@ use ramet_fs::{Caller, Error, Ino, Result, Volume};
 /// Tokens of one user that wait to be used. A user's oldest token goes when there are more: its
 /// process may have died.
 const TOKENS_MAX: usize = 1024;
+/// How long a token waits to be used: it keeps its object, and so the space of a file that is
+/// removed meanwhile. It goes with the next call about a source after that.
+const UNUSED: Duration = Duration::from_secs(60);
 /// Tokens of all users.
 const ALL_TOKENS_MAX: usize = 16 * TOKENS_MAX;
 
@@ -17,6 +21,7 @@ struct Token {
     number: u64,
     uid: u32,
     source: Source,
+    since: Instant,
 }
 
 /// An inode that stays known to the volume as long as this lives.
@@ -56,12 +61,13 @@ impl CloneTokens {
         dir: Ino,
         name: &[u8],
     ) -> Result<SourceReply> {
-        volume.attributes().may_search(caller, dir)?;
-        let source = Source::of(volume, volume.names().lookup(dir, name)?.ino);
+        let now = Instant::now();
+        self.drop_old(now);
         let token = Token {
             number: rand::random(),
             uid: caller.uid,
-            source,
+            source: look(volume, caller, dir, name)?,
+            since: now,
         };
         let reply = SourceReply {
             token: token.number,
@@ -98,8 +104,34 @@ impl CloneTokens {
         let token = found
             .and_then(|at| waiting.remove(at))
             .ok_or(Error::Stale)?;
+        drop(waiting);
+        self.drop_old(Instant::now());
         Ok(token.source)
     }
+
+    /// Drops the tokens that have waited for too long.
+    pub(crate) fn drop_old(&self, now: Instant) {
+        let is_old = |token: &Token| now.saturating_duration_since(token.since) >= UNUSED;
+        let mut old = Vec::new();
+        {
+            let mut waiting = self.0.lock();
+            // The oldest comes first.
+            while waiting.front().is_some_and(is_old) {
+                old.extend(waiting.pop_front());
+            }
+        }
+        // An inode that nobody else knows goes without the lock.
+        drop(old);
+    }
+}
+
+/// The object `name` in `dir`.
+///
+/// # Errors
+/// `Access` when the caller may not search `dir`, `NotFound`.
+pub(crate) fn look(volume: &Arc<Volume>, caller: &Caller, dir: Ino, name: &[u8]) -> Result<Source> {
+    volume.attributes().may_search(caller, dir)?;
+    Ok(Source::of(volume, volume.names().lookup(dir, name)?.ino))
 }
 
 #[cfg(test)]
@@ -134,5 +166,24 @@ mod tests {
         }
         assert!(matches!(tokens.redeem(&user(8), old), Err(Error::Stale)));
         assert!(tokens.redeem(&user(7), others).is_ok());
+    }
+
+    #[test]
+    fn a_token_that_is_not_used_lets_its_object_go() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let (tokens, begun) = (CloneTokens::default(), Instant::now());
+        let reply = tokens.issue(&volume, &user(7), ROOT_INO, b".").unwrap();
+        tokens.drop_old(begun + UNUSED / 2);
+        assert_eq!(tokens.0.lock().len(), 1);
+        tokens.drop_old(Instant::now() + UNUSED);
+        assert_eq!(tokens.0.lock().len(), 0);
+        let used = tokens.redeem(&user(7), reply.token);
+        assert!(matches!(used, Err(Error::Stale)));
+        // A call that waited for its turn still finds its source.
+        let late = tokens.issue(&volume, &user(7), ROOT_INO, b".").unwrap();
+        tokens.0.lock()[0].since = begun.checked_sub(2 * UNUSED).unwrap_or(begun);
+        assert!(tokens.redeem(&user(7), late.token).is_ok());
     }
 }

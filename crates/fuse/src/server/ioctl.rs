@@ -1,12 +1,13 @@
 //! The control calls of [`ramet_fs::control`].
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CloneRequest, DIFF, DIFF_START, DiffRequest, FAILED_WRITE_BACKS, FORK, GROW,
-    IMPORT, NameRequest, PUBLISH, PublishRequest, REMOVE, SCRUB, SCRUB_START, SNAPSHOT, SOURCE,
-    STAGE, STAT, SYNC, ScrubRequest, USAGE, decode_stat_reply, encode_import_counts,
-    encode_source_reply, encode_stat_reply, encode_usage,
+    IMPORT, LookRequest, NameRequest, PUBLISH, PublishRequest, REMOVE, SCRUB, SCRUB_START,
+    SNAPSHOT, SOURCE, STAGE, STAT, SYNC, ScrubRequest, SourceReply, USAGE, decode_stat_reply,
+    encode_import_counts, encode_source_reply, encode_stat_reply, encode_usage,
 };
 use ramet_fs::{
     Caller, Capabilities, CloneMode, ControlState, Error, ForkReply, ForkRequest, Ino,
@@ -17,7 +18,7 @@ use ramet_fs::{
 use rustix::io::Errno;
 
 use crate::cache::prefetch::Prefetch;
-use crate::server::clone_tokens::CloneTokens;
+use crate::server::clone_tokens::{CloneTokens, look};
 use crate::server::control_sessions::SessionKey;
 use crate::server::request_counts::RequestCounts;
 
@@ -26,6 +27,7 @@ pub(crate) enum Call {
     Clone(CloneRequest),
     Remove(NameRequest),
     Source(NameRequest),
+    Look(LookRequest),
     Sync,
     Stat,
     Checkpoint,
@@ -72,7 +74,11 @@ impl Call {
         Some(match number {
             CLONE => CloneRequest::decode(bytes).map(Self::Clone),
             REMOVE => NameRequest::decode(bytes).map(Self::Remove),
-            SOURCE => NameRequest::decode(bytes).map(Self::Source),
+            SOURCE => match LookRequest::decode(bytes) {
+                Ok(Some(request)) => Ok(Self::Look(request)),
+                Ok(None) => NameRequest::decode(bytes).map(Self::Source),
+                Err(error) => Err(error),
+            },
             SYNC => Ok(Self::Sync),
             STAT => Ok(Self::Stat),
             CHECKPOINT => Ok(Self::Checkpoint),
@@ -122,7 +128,7 @@ impl Call {
             | Self::Usage
             | Self::Scrub(_)
             | Self::Grow(_) => Pace::Waits,
-            Self::Source(_) | Self::Stat | Self::Import => Pace::Quick,
+            Self::Source(_) | Self::Look(_) | Self::Stat | Self::Import => Pace::Quick,
         }
     }
 
@@ -160,8 +166,8 @@ impl Call {
         (dir, state): (Ino, Option<&ControlState>),
         caller: &Caller,
     ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
-        let mut stale = Vec::new();
-        let mut data = Vec::new();
+        let (mut stale, mut data) = (Vec::new(), Vec::new());
+        let at = (volume, tokens, caller, dir);
         match self {
             Self::Clone(request) => {
                 let source = tokens.redeem(caller, request.source)?;
@@ -173,10 +179,8 @@ impl Call {
             Self::Remove(request) => {
                 stale = volume.trees().remove_tree(caller, dir, &request.name)?
             }
-            Self::Source(request) => {
-                let reply = tokens.issue(volume, caller, dir, &request.name)?;
-                data = encode_source_reply(reply).to_vec();
-            }
+            Self::Source(request) => data = source_reply(at, &request.name)?,
+            Self::Look(LookRequest(request)) => data = look_reply(at, &request.name)?,
             Self::Sync => volume.sync_all()?,
             Self::Checkpoint => volume.checkpoint()?,
             Self::Grow(bytes) => grow(volume, caller, *bytes)?,
@@ -307,6 +311,22 @@ fn snapshot_reply(
 /// An answer in JSON.
 pub(crate) fn encode_json(answer: serde_json::Result<String>) -> Result<Vec<u8>> {
     encode_stat_reply(&answer.map_err(|_| Error::Invalid("an answer in JSON"))?)
+}
+
+/// A directory in which a caller asks for a source.
+type Asked<'a> = (&'a Arc<Volume>, &'a CloneTokens, &'a Caller, Ino);
+
+/// The answer to SOURCE.
+fn source_reply((volume, tokens, caller, dir): Asked<'_>, name: &[u8]) -> Result<Vec<u8>> {
+    let reply = tokens.issue(volume, caller, dir, name)?;
+    Ok(encode_source_reply(reply).to_vec())
+}
+
+/// The answer to SOURCE without a token.
+fn look_reply((volume, tokens, caller, dir): Asked<'_>, name: &[u8]) -> Result<Vec<u8>> {
+    tokens.drop_old(Instant::now());
+    let ino = look(volume, caller, dir, name)?.ino.0;
+    Ok(encode_source_reply(SourceReply { token: 0, ino }).to_vec())
 }
 
 /// The answer to STAT: the counters of the volume and of the mount.
