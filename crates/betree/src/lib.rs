@@ -51,6 +51,7 @@ mod sync;
 mod testing;
 mod tree;
 
+pub use check::logical::Logical;
 pub use check::usage::Usage;
 pub use counters::Counts;
 pub use error::Error;

@@ -19,8 +19,8 @@ pub struct Stats {
     pub label: Label,
     /// Size of the volume.
     pub device_bytes: u64,
-    /// Bytes of keys and values that can be read, each clone counted in full. An estimate from the
-    /// edges of the root, without messages in memory.
+    /// Bytes of keys and values that can be read, each clone counted in full. A rough estimate
+    /// from the edges of the root, without messages: [`crate::Snapshot::logical_bytes`] counts.
     pub logical_bytes: u64,
     /// Space in use, with the space that only a checkpoint will free.
     pub allocated_bytes: u64,

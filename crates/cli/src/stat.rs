@@ -48,7 +48,8 @@ fn counters(args: &Stat) -> Outcome<Value> {
         ..within(budget(args.memory))
     };
     let volume = Volume::open(Arc::new(device), options).map_err(|e| Failure::at(target, e))?;
-    let counters = serde_json::to_value(volume.stats());
+    let logical = volume.tree().snapshot().logical_bytes(false);
+    let counters = serde_json::to_value(volume.stats().with_logical(logical));
     volume.close().map_err(|e| Failure::at(target, e))?;
     let mut counters = counters.map_err(|e| Failure::at(target, e))?;
     if let Value::Object(counters) = &mut counters {

@@ -49,7 +49,7 @@ mod rollback;
 mod tools;
 mod volume;
 
-pub use ramet_betree::{SHUT_DOWN, TreeShape, Usage};
+pub use ramet_betree::{Logical, SHUT_DOWN, TreeShape, Usage};
 
 pub use tools::{control, fence};
 

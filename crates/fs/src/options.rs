@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ramet_betree::{Stats, TreeShape};
+use ramet_betree::{Logical, Stats, TreeShape};
 use ramet_block::{Budget, Codec, Label, LongestTimes, MetadataCopies, Use};
 
 use crate::clock::Clock;
@@ -105,6 +105,9 @@ pub struct VolumeStats {
     /// Sizes and counters of the tree.
     #[serde(flatten)]
     pub tree: Stats,
+    /// Whether the `logical_bytes` of the tree are an estimate. Before they are counted
+    /// ([`ramet_betree::Snapshot::logical_bytes`]), they are a rough one.
+    pub logical_is_estimate: bool,
     /// Memory, by use.
     #[serde(flatten)]
     pub memory: MemoryStats,
@@ -124,6 +127,16 @@ pub struct VolumeStats {
     pub locks: BTreeMap<String, LockStats>,
     /// The reason for which the volume takes no more writes, if it takes none.
     pub poisoned: Option<String>,
+}
+
+impl VolumeStats {
+    /// The same with readable bytes that were counted.
+    #[must_use]
+    pub fn with_logical(mut self, logical: Logical) -> Self {
+        self.tree.logical_bytes = logical.bytes;
+        self.logical_is_estimate = logical.is_estimate;
+        self
+    }
 }
 
 /// Counting of hard links in the background, since the volume was opened.

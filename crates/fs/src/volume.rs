@@ -372,6 +372,7 @@ impl Volume {
             label: tree.label.as_str().to_owned(),
             memory: MemoryStats::from(&**self.namespace.tree.budget()),
             links: self.settling.stats(),
+            logical_is_estimate: true,
             snapshots: self.snapshots.count().unwrap_or_default(),
             snapshots_logical_bytes: self.snapshots.logical_bytes(),
             inodes_in_memory: (table.len() + table.compact_len()) as u64,

@@ -94,6 +94,25 @@ fn check_within(allowed: u64, volume: &Volume, (what, name): (&str, &str), dir: 
     let is_right =
         told * 1000 >= least * (1000 - allowed) && told * 1000 <= most * (1000 + allowed);
     assert!(is_right, "{what}: told {told} of {least} to {most}");
+    check_volume(volume, what);
+}
+
+/// Compares the bytes told for the volume with a recount.
+fn check_volume(volume: &Volume, what: &str) {
+    let logical = volume.tree().snapshot().logical_bytes(false);
+    let stats = volume.stats().with_logical(logical);
+    let mut counted = 0;
+    let mut scan = volume.tree().scan(b"", None);
+    while scan.advance().unwrap() {
+        counted += (scan.key().len() + scan.value().len()) as u64;
+    }
+    let told = stats.tree.logical_bytes;
+    println!("{what}: told {told} of {counted} for the volume");
+    let is_right = told * 100 >= counted * 98 && told * 100 <= counted * 102;
+    assert!(
+        is_right && !stats.logical_is_estimate,
+        "{what}: {told} of {counted}"
+    );
 }
 
 #[test]

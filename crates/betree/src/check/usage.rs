@@ -9,10 +9,7 @@
 //! run that straddles a border belongs to the node that refers to it; its part is estimated by
 //! blocks.
 //!
-//! The readable bytes below an edge without waiting messages are those that the edge tells. Where
-//! messages wait over a leaf, it depends on the leaf whether they add or replace, so leaf and
-//! messages are merged as by a scan. That costs reads of the leaves with many messages only: over a
-//! leaf with less than [`FEW`] of its bytes they are left out.
+//! The readable bytes are counted by `logical.rs`.
 //!
 //! All numbers are of one checkpoint, since only a checkpoint knows the counts. The walk pins it, and
 //! later checkpoints go on meanwhile.
@@ -22,6 +19,7 @@ use std::sync::Arc;
 
 use ramet_nodetable::{NodeId, NodeRecord, TablePin};
 
+use crate::check::logical::{Readable, part_of_run};
 use crate::depth::{DEPTH_MAX, with_stack};
 use crate::error::{Error, Result};
 use crate::id_set::IdSet;
@@ -30,19 +28,10 @@ use crate::key::translation::Translation;
 use crate::node::handle::{Handle, Kind};
 use crate::node::message::RangeMsg;
 use crate::node::run_view::RunView;
-use crate::node::skeleton::Skeleton;
-use crate::read::cursor::MappedCursor;
-use crate::read::cut::{Base, check_falls, cut};
+use crate::read::cut::{Base, check_falls};
 use crate::read::diff::Span;
-use crate::read::scan::{Frame, TreeScan};
 use crate::store::cache::NodeCache;
-use crate::store::prefetch::Prefetcher;
 use crate::store::store::Store;
-
-/// Messages of less than this part of a leaf are left out of its readable bytes.
-const FEW: u64 = 256;
-/// Nodes below so many others count as their edges tell.
-const LOGICAL_DEPTH_MAX: usize = 4 * DEPTH_MAX;
 
 /// Space of some ranges, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,14 +88,10 @@ pub(crate) fn exclusive_of(store: &Store, pinned: &Pinned, spans: &[Span]) -> Re
 }
 
 pub(crate) struct Walk<'a> {
-    prefetch: &'a Prefetcher,
     nodes: &'a NodeCache,
     table: &'a TablePin,
     /// References found so far that go when the ranges go.
     counted: HashMap<NodeId, u64>,
-    /// Logical bytes of parts of nodes: a chain of doubling clones leads to each of its nodes very
-    /// often.
-    known: HashMap<(NodeId, KeyRange), u64>,
     usage: Usage,
     /// Nodes above the one that is visited.
     depth: usize,
@@ -115,11 +100,9 @@ pub(crate) struct Walk<'a> {
 impl<'a> Walk<'a> {
     fn new(store: &'a Store, pinned: &'a Pinned) -> Self {
         Self {
-            prefetch: &store.prefetch,
             nodes: &store.nodes,
             table: &pinned.table,
             counted: HashMap::new(),
-            known: HashMap::new(),
             usage: Usage::default(),
             depth: 0,
         }
@@ -139,8 +122,9 @@ impl<'a> Walk<'a> {
             return Ok(walk.usage);
         };
         walk.reach_all(pinned, spans)?;
+        let mut readable = Readable::in_full(store);
         for span in spans.iter().filter(|span| !span.keys().is_empty()) {
-            let logical = walk.logical(root, span.keys())?;
+            let logical = readable.below(root, span.keys())?;
             walk.usage.logical_bytes = walk.usage.logical_bytes.saturating_add(logical);
         }
         walk.finish()?;
@@ -285,128 +269,6 @@ impl<'a> Walk<'a> {
         }
         Ok((exclusive, shared))
     }
-
-    /// Bytes of keys and values in `range` of a node.
-    fn logical(&mut self, node: &Arc<Handle>, range: &KeyRange) -> Result<u64> {
-        if node.kind() != Kind::Skeleton {
-            return Ok(part_of_run(&self.nodes.run(node)?, range).0);
-        }
-        let part = (node.id(), range.clone());
-        if let Some(&known) = self.known.get(&part) {
-            return Ok(known);
-        }
-        let sum = if self.depth < LOGICAL_DEPTH_MAX {
-            self.below(|walk| walk.logical_of_skeleton(node, range))?
-        } else {
-            self.nodes.skeleton(node)?.live_bytes_in(range)
-        };
-        self.known.insert(part, sum);
-        Ok(sum)
-    }
-
-    fn logical_of_skeleton(&mut self, node: &Arc<Handle>, range: &KeyRange) -> Result<u64> {
-        let skeleton = self.nodes.skeleton(node)?;
-        let mut sum = 0u64;
-        let mut lo = range.lo.clone();
-        loop {
-            let piece = cut(self.nodes, &skeleton, &lo, range.hi.clone(), None)?;
-            let here = KeyRange::new(lo, piece.hi.clone());
-            let overlays = self.with_points(&piece.overlays, &here)?;
-            if !overlays.is_empty() {
-                check_falls(node.height(), &piece.base)?;
-                sum = sum.saturating_add(self.overlaid(Frame {
-                    range: here,
-                    reach: piece.hi.clone(),
-                    base: piece.base,
-                    overlays,
-                })?);
-            } else if let Base::Node(child, translation) = &piece.base {
-                check_falls(node.height(), &piece.base)?;
-                let below = match whole_leaf(&skeleton, &here, child) {
-                    Some(live_bytes) => live_bytes,
-                    None => self.logical(child, &translation.range(&here))?,
-                };
-                sum = sum.saturating_add(below);
-            }
-            match piece.hi {
-                Some(hi) if Some(&hi) != range.hi.as_ref() => lo = hi,
-                _ => return Ok(sum),
-            }
-        }
-    }
-
-    /// The overlays that have a point in `range`. The answer is exact: so a chain of doubling clones
-    /// is followed as far as there are points, and no further.
-    fn with_points(
-        &self,
-        overlays: &[(RunView, Translation)],
-        range: &KeyRange,
-    ) -> Result<Arc<[(RunView, Translation)]>> {
-        let mut found = Vec::new();
-        for (run, translation) in overlays {
-            if part_of_run(run, &translation.range(range)).0 > 0
-                && MappedCursor::new(run, range, translation, 0).advance(self.nodes)?
-            {
-                found.push((run.clone(), translation.clone()));
-            }
-        }
-        Ok(found.into())
-    }
-
-    /// Bytes of keys and values of a piece that messages wait over.
-    fn overlaid(&mut self, frame: Frame) -> Result<u64> {
-        let frame = Frame {
-            overlays: self.with_points(&frame.overlays, &frame.range)?,
-            ..frame
-        };
-        let waiting = frame.overlays.iter().map(|(run, translation)| {
-            let range = translation.range(&frame.range);
-            part_of_run(run, &range).0
-        });
-        let waiting = waiting.fold(0, u64::saturating_add);
-        if let Base::Node(child, translation) = &frame.base {
-            let range = translation.range(&frame.range);
-            if frame.overlays.is_empty() {
-                return self.logical(child, &range);
-            }
-            if child.kind() == Kind::Skeleton {
-                if self.depth >= LOGICAL_DEPTH_MAX {
-                    return self.logical(child, &range);
-                }
-                return self.overlaid_children(frame);
-            }
-            let (below, _) = part_of_run(&self.nodes.run(child)?, &range);
-            if waiting.saturating_mul(FEW) < below {
-                return Ok(below);
-            }
-        }
-        let mut scan = TreeScan::of_frames(vec![frame]);
-        let mut sum = 0u64;
-        while scan.advance(self.prefetch)? {
-            sum = sum.saturating_add((scan.key().len() + scan.value().len()) as u64);
-        }
-        Ok(sum)
-    }
-
-    /// The same for a piece over an interior node, which is cut into the pieces of its children.
-    fn overlaid_children(&mut self, frame: Frame) -> Result<u64> {
-        let mut scan = TreeScan::of_frames(Vec::new());
-        scan.open(self.prefetch, frame)?;
-        let mut sum = 0u64;
-        for piece in std::mem::take(&mut scan.frames) {
-            sum = sum.saturating_add(self.below(|walk| walk.overlaid(piece))?);
-        }
-        Ok(sum)
-    }
-}
-
-/// Bytes below the edge whose range is all of `piece`, if it leads to the leaf `child`. Interior
-/// children are opened: the messages that wait in them are no part of their live bytes.
-fn whole_leaf(skeleton: &Skeleton, piece: &KeyRange, child: &Arc<Handle>) -> Option<u64> {
-    let at = skeleton.edge_of(&piece.lo);
-    let edge = skeleton.edges[at].child.as_ref()?;
-    let is_whole = skeleton.edge_range(at) == *piece && edge.node.id() == child.id();
-    (is_whole && child.kind() == Kind::Leaf).then_some(edge.live_bytes)
 }
 
 /// The range messages that overlap `range`, not clipped.
@@ -418,33 +280,6 @@ fn gotos_in(run: &RunView, range: &KeyRange) -> Vec<(KeyRange, RangeMsg)> {
             .map(|(lo, e)| (KeyRange::new(lo.clone(), e.hi.clone()), e.msg.clone()))
             .collect(),
     }
-}
-
-/// Bytes of the points of a run in `range`, before and after compression. A block that straddles a
-/// border counts half.
-fn part_of_run(run: &RunView, range: &KeyRange) -> (u64, u64) {
-    let run = match run {
-        RunView::Mem(run) => {
-            let bytes = run.measure_pressure(range, true).bytes as u64;
-            return (bytes, bytes);
-        }
-        RunView::Disk(run) => run,
-    };
-    let blocks = &run.index.blocks;
-    let mut sum = (0, 0);
-    for at in run.index.block_of(&range.lo).unwrap_or(0)..blocks.len() {
-        let end = blocks.get(at + 1).map(|next| next.first_key.clone());
-        let block = KeyRange::new(blocks[at].first_key.clone(), end);
-        if block.intersect(range).is_empty() {
-            break;
-        }
-        // The last block has no known end. It counts as whole when the range begins before it.
-        let last = block.hi.is_none() && range.contains(&block.lo);
-        let part = 2 - u64::from(!(last || range.covers(&block)));
-        sum.0 += u64::from(blocks[at].raw_bytes) * part / 2;
-        sum.1 += u64::from(blocks[at].stored_bytes) * part / 2;
-    }
-    sum
 }
 
 fn missing(id: NodeId) -> Error {
@@ -460,6 +295,7 @@ mod tests {
     use super::*;
     use crate::node::buffer::Buffer;
     use crate::node::message::Target;
+    use crate::node::skeleton::Skeleton;
     use crate::reshape::make::NodeMaker;
     use ramet_block::{Device, MemDevice};
 
@@ -482,11 +318,9 @@ mod tests {
         let forged = store.handles.new_skeleton(forged);
         let pin = store.table.pin();
         let mut walk = Walk {
-            prefetch: &store.prefetch,
             nodes: &store.nodes,
             table: &pin,
             counted: HashMap::new(),
-            known: HashMap::new(),
             usage: Usage::default(),
             depth: 0,
         };

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::check::logical::{Logical, logical_of};
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::read::diff::{Diff, Span};
@@ -43,6 +44,14 @@ impl Snapshot {
             window: self.window.clone(),
             shown: Vec::new(),
         }
+    }
+
+    /// Bytes of all keys and values of the whole tree that can be read, each clone counted in full.
+    /// Where an answer would take too much work, it is an estimate and says so. If it `is_resident`,
+    /// the device is not read: only nodes in memory are looked at.
+    #[must_use]
+    pub fn logical_bytes(&self, is_resident: bool) -> Logical {
+        logical_of(&self.inner.store, &self.view, is_resident)
     }
 
     /// Streams the keys whose values differ between `a` in this view and `b` in `other`, a view of

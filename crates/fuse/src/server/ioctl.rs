@@ -331,7 +331,9 @@ fn look_reply((volume, tokens, caller, dir): Asked<'_>, name: &[u8]) -> Result<V
 
 /// The answer to STAT: the counters of the volume and of the mount.
 fn stat_reply(volume: &Volume, counts: &RequestCounts, prefetch: &Prefetch) -> Result<Vec<u8>> {
-    let Ok(mut counters) = serde_json::to_value(volume.stats()) else {
+    let logical = counts.logical.of(volume, Instant::now());
+    let stats = volume.stats().with_logical(logical);
+    let Ok(mut counters) = serde_json::to_value(stats) else {
         return Err(Error::Invalid("counters"));
     };
     counters["requests"] = counts.json();

@@ -12,6 +12,7 @@ pub(crate) mod files;
 pub(crate) mod inode_memory;
 pub(crate) mod ioctl;
 pub(crate) mod listings;
+pub(crate) mod logical_count;
 pub(crate) mod names;
 pub(crate) mod notices;
 pub(crate) mod page_cache;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde_json::{Map, Value};
 
 use crate::protocol::abi::opcode;
+use crate::server::logical_count::LogicalCount;
 
 macro_rules! names {
     ($($operation:ident)*) => {
@@ -29,6 +30,8 @@ pub(crate) struct RequestCounts {
     failed_write_backs: AtomicU64,
     asked_to_forget: AtomicU64,
     staged_changes: AtomicU64,
+    /// The readable bytes that STAT tells.
+    pub(crate) logical: LogicalCount,
 }
 
 impl Default for RequestCounts {
@@ -38,6 +41,7 @@ impl Default for RequestCounts {
             failed_write_backs: AtomicU64::new(0),
             asked_to_forget: AtomicU64::new(0),
             staged_changes: AtomicU64::new(0),
+            logical: LogicalCount::default(),
         }
     }
 }
