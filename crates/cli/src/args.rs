@@ -606,11 +606,14 @@ pub struct Import {
     /// Read the new tree again, and compare checksums and attributes with the source as it was read
     #[arg(long)]
     pub verify: bool,
+    /// Print as JSON: counts, bytes and seconds
+    #[arg(long)]
+    pub json: bool,
     /// Memory that the command may take for an unmounted volume, such as 512M; the default is the
     /// smaller of a quarter of the machine's memory and half of the control group's limit
     #[arg(long, value_name = "N")]
     pub memory: Option<Size>,
-    /// Directory, tar archive, or - for an archive on standard input
+    /// Directory, tar archive (also .gz and .zst), or - for an archive on standard input
     pub src: PathBuf,
     /// Path of the new tree on a mount; with a slash at its end, the directory that gets the tree
     /// under the name of SRC. VOLUME:/PATH is a path in a volume that is not mounted

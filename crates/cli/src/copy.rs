@@ -57,6 +57,7 @@ pub fn bring((src, is_dir): (&Path, bool), target: &Target, is_replacing: bool) 
     if is_dir {
         let imported = import::import(&args::Import {
             verify: false,
+            json: false,
             memory: None,
             src: src.to_owned(),
             dst: staged.path(),

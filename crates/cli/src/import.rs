@@ -10,6 +10,7 @@ pub mod report;
 pub mod rights;
 mod sink;
 mod tally;
+mod unpack;
 pub mod walk;
 
 use std::fs::File;
@@ -20,6 +21,7 @@ use std::time::Instant;
 
 use ramet_fs::ImportCounts;
 use rustix::fs::{CWD, Mode, OFlags, openat};
+use serde_json::json;
 
 use crate::args::Import;
 use crate::failure::{Failure, Outcome, status};
@@ -27,6 +29,7 @@ use crate::import::report::Report;
 use crate::import::rights::Rights;
 use crate::import::sink::Sink;
 use crate::import::tally::Tally;
+use crate::import::unpack::{Unpacked, unpacked};
 use crate::output::{complain, say};
 use crate::progress::Progress;
 use crate::size::Size;
@@ -40,7 +43,7 @@ enum Source {
 impl Source {
     fn open(path: &Path) -> Outcome<Source> {
         if path == Path::new("-") {
-            return Ok(Source::Archive(Box::new(std::io::stdin().lock())));
+            return Source::archive(path, std::io::stdin().lock());
         }
         let failed = |e| Failure::system(path, e);
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -50,14 +53,24 @@ impl Source {
         if kind.is_dir() {
             return Ok(Source::Directory(file.into()));
         }
-        Ok(Source::Archive(Box::new(file)))
+        Source::archive(path, file)
+    }
+
+    fn archive(path: &Path, bytes: impl Read + 'static) -> Outcome<Source> {
+        match unpacked(bytes).map_err(|e| Failure::system(path, e))? {
+            Unpacked::Archive(archive) => Ok(Source::Archive(archive)),
+            Unpacked::Other(program) => {
+                let why = format!("compressed: '{program} -dc FILE | ramet import - DST' reads it");
+                Err(Failure::at(path, why))
+            }
+        }
     }
 }
 
 pub fn run(args: &Import) -> Outcome<u8> {
     let begun = Instant::now();
     let imported = import(args)?;
-    tell(&imported, begun, args.verify)?;
+    tell(&imported, begun, args)?;
     Ok(if imported.told > 0 { status::FAILED } else { 0 })
 }
 
@@ -156,8 +169,8 @@ fn verify(sink: &Sink, rights: Rights, tally: &Tally) -> Outcome {
     Ok(())
 }
 
-fn tell(imported: &Imported, begun: Instant, verified: bool) -> Outcome {
-    let Imported { path, counts, .. } = imported;
+fn tell(imported: &Imported, begun: Instant, args: &Import) -> Outcome {
+    let Imported { path, counts, told } = imported;
     if counts.refused_xattrs > 0 {
         complain(format_args!(
             "{}: {} extended attributes were left out",
@@ -167,14 +180,35 @@ fn tell(imported: &Imported, begun: Instant, verified: bool) -> Outcome {
     }
     let seconds = begun.elapsed().as_secs_f64();
     let others = counts.symlinks + counts.specials + counts.links;
-    let rate = (counts.files + counts.directories + others) as f64 / seconds.max(0.001);
+    let objects = counts.files + counts.directories + others;
+    let rate = objects as f64 / seconds.max(0.001);
+    if args.json {
+        return say!(
+            "{:#}",
+            json!({
+                "path": path.to_string_lossy(),
+                "files": counts.files,
+                "directories": counts.directories,
+                "symlinks": counts.symlinks,
+                "specials": counts.specials,
+                "links": counts.links,
+                "bytes": counts.bytes,
+                "xattrs": counts.xattrs,
+                "refused_xattrs": counts.refused_xattrs,
+                "told": told,
+                "is_verified": args.verify,
+                "seconds": seconds,
+                "objects_per_second": rate.round(),
+            })
+        );
+    }
     say!(
         "{}: {} files, {} directories, {others} others, {} in {seconds:.2} s ({rate:.0} a second){}",
         path.display(),
         counts.files,
         counts.directories,
         Size::new(counts.bytes),
-        if verified { ", verified" } else { "" }
+        if args.verify { ", verified" } else { "" }
     )
 }
 

@@ -204,6 +204,25 @@ fn archives_come_in_and_go_out_as_gnu_tar_has_them() {
         }
     }
 
+    // Compressed. An archive that is cut leaves nothing.
+    let (packed, cut, new) = (path("packed"), path("cut"), root.join("packed"));
+    let options = ["--format=pax", "--xattrs", "--xattrs-include=*"];
+    let with_gzip = ["-czf", text(&packed), "-C", src, "."];
+    run_ok("tar", &[&options[..], &with_gzip].concat());
+    let whole = fs::read(&packed).unwrap();
+    fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    let failed = import(&[text(&cut), text(&new)], Stdio::null());
+    let why = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(why.contains("cannot be read on") && !new.exists(), "{why}");
+    let told = import(&["--json", text(&packed), text(&new)], Stdio::null()).stdout;
+    let told: serde_json::Value = serde_json::from_slice(&told).unwrap();
+    assert_eq!(
+        (told["links"].as_u64(), told["told"].as_u64()),
+        (Some(2), Some(0)),
+        "{told}"
+    );
+    assert_same(&source, &new);
+
     // Out by the command, back by GNU tar, and by the command itself.
     let exported = path("exported.tar");
     let out = Command::new(ramet_bin())
