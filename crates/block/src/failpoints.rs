@@ -104,6 +104,10 @@ pub enum Fault {
     PinCountsAnywhere,
     /// A block of inode numbers is free although inodes that were moved away have some of them.
     HeldBlockFreed,
+    /// The counter of inode numbers is not stored with a new block, which is given again later.
+    NumberGivenTwice,
+    /// An object that waits for its name has another one meanwhile, and keeps it.
+    StagedNameKept,
     /// Names and records of one change are two batches.
     ChangeTorn,
     /// A snapshot gets the contents of files by a batch of its own.

@@ -40,7 +40,7 @@ enum Search {
 use Search::{Batches, Damage, Failures, Files, Kills, Recoveries, Steps};
 
 /// Each fault with the simulation that is to find it.
-const FAULTS: [(Fault, Search); 51] = [
+const FAULTS: [(Fault, Search); 53] = [
     (Fault::NodesUnsynced, Batches),
     (Fault::SuperblockUnsynced, Batches),
     (Fault::JournalUnsynced, Batches),
@@ -84,6 +84,8 @@ const FAULTS: [(Fault, Search); 51] = [
     (Fault::NumbersNotReserved, Files),
     (Fault::NumberBlockLost, Files),
     (Fault::PinCountsAnywhere, Files),
+    (Fault::NumberGivenTwice, Files),
+    (Fault::StagedNameKept, Files),
     (Fault::ChangeTorn, Files),
     (Fault::SnapshotTorn, Files),
     (Fault::SnapshotIdGivenAgain, Files),

@@ -299,7 +299,7 @@ impl Numbers {
         let block = Block { base, generation };
         if was_free {
             batch.delete(free_key(class, base));
-        } else {
+        } else if !failpoints::is_on(Fault::NumberGivenTwice) {
             let number = given.next_number.to_le_bytes().to_vec();
             batch.put(keys::counter(COUNTERS[1]), number);
         }

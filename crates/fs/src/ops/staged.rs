@@ -11,6 +11,8 @@
 
 use std::sync::Arc;
 
+use ramet_block::failpoints::{self, Fault};
+
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
 use crate::format::keys;
@@ -207,7 +209,11 @@ impl Trees {
         record.flags &= !FLAG_PROTECTED;
         let identity = self.numbers.identity(&dir, &record)?;
         let topology = self.namespace.topology.read();
-        topology.dir_path(&dir).map_err(gone_is_not_found)?;
+        let at = topology.dir_path(&dir).map_err(gone_is_not_found)?;
+        if failpoints::is_on(Fault::StagedNameKept) {
+            let entry = keys::entry(&at.path, b"staged");
+            tx.batch.put(entry, record.encode());
+        }
         let table = &self.namespace.table;
         let kind = Kind::from_mode(record.mode);
         let kind = kind.expect("the decoder checked the mode");

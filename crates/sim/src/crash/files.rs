@@ -15,7 +15,8 @@ use ramet_betree::successor_of_prefix;
 use ramet_block::{Device, checksum};
 use ramet_fs::{
     AccessTime, Attr, Caller, Clock, CloneMode, Error, ForkEntry, FormatOptions, Ino, Kind,
-    NewFork, NewInode, OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume, view,
+    NewFork, NewInode, OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, StagedObject, Time,
+    Volume, view,
 };
 
 use super::numbers::Shown;
@@ -303,6 +304,9 @@ pub(crate) fn grown(
         rng: Rng::new(seed ^ 0x6107),
         objects_max: 24,
         held: Vec::new(),
+        stages: seed.is_multiple_of(2),
+        staged: None,
+        has_staged: false,
         freed: None,
         options: open.options(),
     };
@@ -353,6 +357,9 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
         rng: Rng::new(plan.seed ^ 0xf11e),
         objects_max: plan.keys_max,
         held: Vec::new(),
+        stages: plan.seed.is_multiple_of(2),
+        staged: None,
+        has_staged: false,
         freed: None,
         options: options.clone(),
     };
@@ -420,6 +427,12 @@ struct History {
     objects_max: usize,
     /// Inodes that were looked up and not forgotten, and may be open.
     held: Vec<Ino>,
+    /// Some copies wait for their names: with every second seed.
+    stages: bool,
+    /// A copy that waits for its name, with its source and its directory.
+    staged: Option<(StagedObject, Ino, Ino)>,
+    /// The last operation staged a copy, which nobody sees.
+    has_staged: bool,
     /// Path of the last file that was unlinked. Its name is taken again soon, also while the file
     /// is open.
     freed: Option<Path>,
@@ -443,6 +456,9 @@ impl History {
         let log_len = self.recorder.logged.log_len();
         self.try_to_operate()?;
         let seen = Seen::of(&self.volume())?;
+        if std::mem::take(&mut self.has_staged) && seen.digest != self.seen.digest {
+            return Err("a copy showed before it had its name".to_owned());
+        }
         if seen.digest != self.seen.digest {
             // Ingested data is written before its operation shows.
             self.recorder.applied(log_len, seen.state());
@@ -565,6 +581,7 @@ impl History {
     }
 
     fn forget_all(&mut self) {
+        self.staged = None;
         let volume = self.volume();
         for ino in std::mem::take(&mut self.held) {
             volume.forget(ino, 1);
@@ -573,6 +590,7 @@ impl History {
 
     fn die(&mut self) -> Result<(), String> {
         self.held.clear();
+        self.staged = None;
         let newest = self.recorder.newest();
         self.recorder.dies(match self.rng.below(3) {
             0 => Death::AtSuperblock,
@@ -784,6 +802,9 @@ impl History {
             path
         };
         let (ino, dir) = (known.find(&path)?, known.find(&dir)?);
+        if self.stages && self.rng.one_in(3) {
+            return self.stage(known, ino, dir);
+        }
         self.recorder.report.clones += 1;
         let mode = if self.rng.one_in(3) {
             CloneMode::New
@@ -795,6 +816,27 @@ impl History {
             .trees()
             .clone_entry(&Caller::root(), ino, dir, &name, mode);
         cloned.map(drop)
+    }
+
+    /// Names the copy that waits, as `ramet clone` does, or has one wait from now on.
+    fn stage(&mut self, known: &mut Known<'_>, source: Ino, dir: Ino) -> ramet_fs::Result<()> {
+        let (trees, root) = (known.volume.trees(), Caller::root());
+        let Some((staged, source, dir)) = self.staged.take() else {
+            let staged = trees.stage_clone(&root, source, dir)?;
+            // The volume keeps both in memory until all is forgotten.
+            self.held.append(&mut known.inos);
+            self.staged = Some((staged, source, dir));
+            self.has_staged = true;
+            return Ok(());
+        };
+        self.recorder.report.clones += 1;
+        let mode = [CloneMode::New, CloneMode::Replace][self.rng.below(2)];
+        let (name, source) = (self.name(), (source, &staged));
+        match trees.clone_staged(&root, source, (dir, &name), mode) {
+            // One of them was removed meanwhile.
+            Err(Error::Stale) => Ok(()),
+            cloned => cloned.map(drop),
+        }
     }
 
     /// Makes a fork, drops or resets one, or collects those whose directories are gone.
