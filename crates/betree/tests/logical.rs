@@ -100,6 +100,8 @@ fn logical_bytes_of_a_tree_are_those_of_a_scan() {
     check(&tree, "a removed clone");
     tree.close().unwrap();
     let tree = Tree::open(device, options()).unwrap();
+    let cold = tree.snapshot().logical_bytes(true);
+    assert!(cold.bytes > 500_000, "told from the root alone: {cold:?}");
     check(&tree, "after it was opened again");
     tree.close().unwrap();
 }

@@ -72,19 +72,27 @@ pub(crate) struct Readable<'a> {
     known: HashMap<(NodeId, KeyRange), u64>,
     /// Nodes above the one that is visited.
     depth: usize,
+    /// The root, if it is known.
+    top: Option<(NodeId, Arc<Skeleton>)>,
     /// `None`: as much as it takes.
     limit: Option<Limit>,
     is_estimate: bool,
 }
 
 /// The bytes of all that a view shows, within the limit; if it `is_resident`, from nodes in memory.
-pub(crate) fn logical_of(store: &Store, view: &View, is_resident: bool) -> Logical {
+/// `top` is the root of the view, which the tree has in memory although the cache may not.
+pub(crate) fn logical_of(
+    store: &Store,
+    (view, top): (&View, Option<Arc<Skeleton>>),
+    is_resident: bool,
+) -> Logical {
     let mut readable = Readable::in_full(store);
     readable.limit = Some(Limit {
         work: WORK_MAX,
         is_resident,
         cuts: CUTS_MAX,
     });
+    readable.top = top.map(|top| (view.root.id(), top));
     let root = readable.skeleton(&view.root).ok().flatten();
     let mut told = HashSet::new();
     let mut bytes = 0u64;
@@ -115,6 +123,7 @@ impl<'a> Readable<'a> {
             nodes: &store.nodes,
             known: HashMap::new(),
             depth: 0,
+            top: None,
             limit: None,
             is_estimate: false,
         }
@@ -192,6 +201,11 @@ impl<'a> Readable<'a> {
     fn skeleton(&mut self, node: &Arc<Handle>) -> Result<Option<Arc<Skeleton>>> {
         if node.kind() != Kind::Skeleton {
             return Ok(None);
+        }
+        if let Some((id, top)) = &self.top
+            && *id == node.id()
+        {
+            return Ok(Some(Arc::clone(top)));
         }
         self.step(1, |readable| readable.nodes.skeleton(node).map(Some))
     }
@@ -347,7 +361,7 @@ impl<'a> Readable<'a> {
         };
         let pieces = self.step(skeleton.edges.len() as u64, |readable| {
             let mut scan = TreeScan::of_frames(Vec::new());
-            scan.open(readable.prefetch, frame)?;
+            scan.split(readable.prefetch, frame, &skeleton, &translation)?;
             Ok(std::mem::take(&mut scan.frames))
         })?;
         let (mut sum, mut told) = (0u64, HashSet::new());

@@ -398,7 +398,7 @@ impl TreeScan {
     }
 
     /// Replaces a piece over an interior node by its leftmost uniform piece and the rest.
-    fn split(
+    pub(crate) fn split(
         &mut self,
         prefetch: &Prefetcher,
         frame: Frame,

@@ -94,6 +94,12 @@ impl Root {
         }
     }
 
+    /// The contents of this root, which are in memory while it is the newest.
+    pub(crate) fn top_of(&self, root: &Arc<Handle>) -> Option<Arc<Skeleton>> {
+        let state = self.state.lock();
+        Arc::ptr_eq(&state.root, root).then(|| state.top.clone())
+    }
+
     /// Number of the last batch applied.
     pub(crate) fn seq(&self) -> Seq {
         self.state.lock().seq

@@ -51,7 +51,8 @@ impl Snapshot {
     /// the device is not read: only nodes in memory are looked at.
     #[must_use]
     pub fn logical_bytes(&self, is_resident: bool) -> Logical {
-        logical_of(&self.inner.store, &self.view, is_resident)
+        let top = self.inner.root.top_of(&self.view.root);
+        logical_of(&self.inner.store, (&self.view, top), is_resident)
     }
 
     /// Streams the keys whose values differ between `a` in this view and `b` in `other`, a view of
