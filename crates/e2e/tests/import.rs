@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ramet_e2e::{Bed, ramet_bin, run, run_ok};
@@ -314,6 +315,44 @@ fn import_that_finds_no_space_leaves_nothing() {
     fs::write(source.join("small"), "x").unwrap();
     assert!(import(&[src, text(&new)], Stdio::null()).status.success());
     assert_same(&source, &new);
+    mount.umount();
+    bed.fsck();
+}
+
+#[test]
+fn file_that_changes_while_it_is_read_is_told() {
+    let bed = Bed::new("2G");
+    let mount = bed.mount(&[]);
+    let source = bed.path().join("source");
+    fs::create_dir(&source).unwrap();
+    let changing = fs::File::create(source.join("changing")).unwrap();
+    changing.write_all_at(&vec![1; 16 << 20], 0).unwrap();
+    let is_over = AtomicBool::new(false);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let told = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) && Instant::now() < deadline {
+                changing.write_all_at(b"x", 5).unwrap();
+            }
+        });
+        // The writer may get no processor during one import.
+        let told = (0..20).find_map(|number| {
+            let new = mount.root().join(number.to_string());
+            let out = import(&[text(&source), text(&new)], Stdio::null());
+            let len = new.join("changing").metadata().unwrap().len();
+            assert_eq!(len, 16 << 20, "the rest is imported");
+            (!out.status.success()).then_some(out)
+        });
+        is_over.store(true, Ordering::Relaxed);
+        told
+    });
+    let told = told.expect("a change is told");
+    let why = String::from_utf8_lossy(&told.stderr);
+    assert_eq!(told.status.code(), Some(1), "{why}");
+    assert!(
+        why.contains("source/changing: changed while it was read"),
+        "{why}"
+    );
     mount.umount();
     bed.fsck();
 }
