@@ -428,6 +428,85 @@ fn renames_meet_edits_of_the_other_side() {
 }
 
 #[test]
+fn file_that_the_fork_renames_keeps_its_inode() {
+    let bed = Bed::new(|bed| {
+        bed.write("src/log", TEXT);
+        bed.dir("src/d");
+    });
+    bed.rename("fork/log", "fork/d/old");
+    bed.chmod("fork/d/old", 0o600);
+    let open = bed.at("src/log");
+    bed.write("src/log", b"more");
+    bed.merge();
+    assert_eq!(bed.at("src/d/old"), open);
+    assert_eq!(bed.attr("src/d/old").perm, 0o600);
+    bed.volume.files().write(open, 4, b" lines", None).unwrap();
+    assert_eq!(bed.read("src/d/old"), b"more lines");
+    assert!(bed.find("src/log").is_none());
+}
+
+#[test]
+fn set_ids_come_only_with_owner_and_contents_of_one_side() {
+    let bed = Bed::new(|bed| {
+        bed.write("src/f", b"old");
+        bed.write("src/g", b"old");
+        for path in ["src/f", "src/g"] {
+            bed.set(
+                path,
+                SetAttr {
+                    uid: Some(9),
+                    ..SetAttr::default()
+                },
+            );
+        }
+    });
+    for path in ["fork/f", "fork/g"] {
+        bed.write(path, b"a program");
+        bed.chmod(path, 0o4755);
+    }
+    bed.set(
+        "src/f",
+        SetAttr {
+            uid: Some(0),
+            ..SetAttr::default()
+        },
+    );
+    bed.merge();
+    let (f, g) = (bed.attr("src/f"), bed.attr("src/g"));
+    assert_eq!(
+        (f.uid, f.perm),
+        (0, 0o755),
+        "the contents are not those of the owner"
+    );
+    assert_eq!((g.uid, g.perm), (9, 0o4755));
+}
+
+#[test]
+fn repositories_that_both_sides_added_are_not_mixed() {
+    let bed = Bed::new(|_| {});
+    for (top, text) in [("fork", &b"theirs"[..]), ("src", b"ours")] {
+        for dir in ["vendor", "vendor/.git"] {
+            bed.dir(&format!("{top}/{dir}"));
+        }
+        bed.write(&format!("{top}/vendor/.git/HEAD"), text);
+        bed.write(&format!("{top}/vendor/same"), b"same");
+    }
+    bed.write("fork/vendor/.git/object", b"new");
+    let options = MergeOptions {
+        favor: Favor::Theirs,
+        left_out: LeftOut {
+            git: true,
+            paths: Vec::new(),
+        },
+        ..MergeOptions::default()
+    };
+    let merged = bed.try_merge(&Caller::root(), &options).unwrap();
+    assert!(merged.is_done && merged.left_out > 0);
+    assert_eq!(bed.read("src/vendor/.git/HEAD"), b"ours");
+    assert!(bed.find("src/vendor/.git/object").is_none());
+}
+
+#[test]
 fn two_renames_of_one_file_are_a_conflict() {
     let bed = text();
     bed.rename("fork/f", "fork/g");

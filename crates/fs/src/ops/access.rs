@@ -188,6 +188,16 @@ impl Caller {
         }
     }
 
+    /// Whether a new mode of an object of this group may have setgid, by the rules of chmod(2).
+    pub(crate) fn may_set_setgid(&self, gid: u32) -> bool {
+        self.is_in(gid) || self.has(Capabilities::FSETID)
+    }
+
+    /// Whether it may look at everything of all users.
+    pub(crate) fn may_see_all(&self) -> bool {
+        self.has(Capabilities::DAC_OVERRIDE) || self.has(Capabilities::DAC_READ_SEARCH)
+    }
+
     /// Whether names in a directory, whose state is locked, may be found.
     pub(crate) fn may_search(
         &self,

@@ -8,14 +8,15 @@
 //! ```text
 //! without locks   directories are found, generations taken, clones prepared
 //! names, links    the objects at the names of all steps
-//! states          the trees are compared again: other steps, and nothing is done
-//! topology        trees that go are as they were compared; one batch; records and locations
+//! states          each is as it was compared, by its keys; else nothing is done
+//! topology        trees that go are so still; one batch; records and locations
 //! ```
 //!
-//! An object that a step changes or replaces is locked while the trees are compared again, so that
+//! The comparison holds no lock. Under the locks only the keys of the objects of the steps are
+//! compared with those of the snapshot that the comparison saw, at the cost of the changes since. So
 //! a write is seen by the comparison, or comes after the merge. A tree that goes has objects without
-//! locks. With the topology held no batch can come, and the keys of the tree are compared with those
-//! of the comparison. That reads nodes that the comparison had read a moment before.
+//! locks. With the topology held no batch can come, and its keys are compared once more, with those
+//! of the moment before.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +28,8 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::blocks::BLOCK;
 use crate::format::keys;
 use crate::format::record::{
-    FLAG_CAPABILITY, FLAG_NO_ATIME, FLAG_NO_DUMP, FLAG_SPARSE, FLAG_XATTRS, Kind, Record, Time,
+    FLAG_CAPABILITY, FLAG_NO_ATIME, FLAG_NO_DUMP, FLAG_SPARSE, FLAG_XATTRS, Kind, Record, S_ISGID,
+    Time,
 };
 use crate::format::slots::{SLOTS_WITHOUT_INDEX, Slot};
 use crate::namespace::inode::{DirPath, Inode};
@@ -40,10 +42,11 @@ use crate::ops::access::Caller;
 use crate::ops::acl::flag_of;
 use crate::ops::at::At;
 use crate::ops::clone::Plan;
-use crate::ops::contents::{FEW_BLOCKS, Few, delete_ranges, few_blocks};
+use crate::ops::contents::{FEW_BLOCKS, Few, delete_ranges, few_blocks, move_contents};
 use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
 use crate::ops::invalidation::Invalidation;
 use crate::ops::removal::Removal;
+use crate::ops::rename::move_slot;
 use crate::ops::staged::Destination;
 use crate::ops::trees::{Trees, Victim, invalidations};
 
@@ -91,8 +94,6 @@ impl Look {
 pub(crate) enum Content {
     /// The object at this path of the fork.
     Fork(Bytes),
-    /// The object at this path of the destination, which another step removes.
-    Own(Bytes),
     /// These bytes. All else is of the object at this path of the destination, which goes.
     Text(Bytes, Bytes),
 }
@@ -116,6 +117,15 @@ pub(crate) enum Action {
     },
     /// The object goes, with everything below it.
     Remove,
+    /// The file at another path of the destination gets the name, and other attributes.
+    Move {
+        /// Its path below the top.
+        from: Bytes,
+        /// Its mode and owner.
+        look: Look,
+        /// Extended attributes that are set, or removed.
+        attributes: BTreeMap<Bytes, Option<Bytes>>,
+    },
     /// The object stays and gets other attributes.
     Change {
         /// Its mode and owner.
@@ -140,21 +150,23 @@ impl MergeStep {
             Action::Tree { from } => Some((true, from)),
             Action::File { content, .. } => match content {
                 Content::Fork(from) => Some((true, from)),
-                Content::Own(from) | Content::Text(_, from) => Some((false, from)),
+                Content::Text(_, from) => Some((false, from)),
             },
+            Action::Move { from, .. } => Some((false, from)),
             Action::Remove | Action::Change { .. } => None,
         }
     }
 
     fn copies_data(&self) -> bool {
         let Action::File { content, .. } = &self.action else {
-            return false;
+            return matches!(self.action, Action::Move { .. });
         };
         !matches!(content, Content::Text(..))
     }
 
     fn puts_name(&self) -> bool {
-        matches!(self.action, Action::Tree { .. } | Action::File { .. })
+        use Action::{File, Move, Tree};
+        matches!(self.action, Tree { .. } | File { .. } | Move { .. })
     }
 
     /// Bytes of its part of the batch, about. The destination's path has `top_bytes`.
@@ -167,11 +179,11 @@ impl MergeStep {
             } => {
                 let text = match content {
                     Content::Text(text, _) => text.len() + text.len() / BLOCK * KEY_BYTES,
-                    Content::Fork(_) | Content::Own(_) => 0,
+                    Content::Fork(_) => 0,
                 };
                 text + attributes.values().map(Bytes::len).sum::<usize>()
             }
-            Action::Change { attributes, .. } => {
+            Action::Change { attributes, .. } | Action::Move { attributes, .. } => {
                 attributes.values().flatten().map(Bytes::len).sum()
             }
             Action::Tree { .. } | Action::Remove => 0,
@@ -188,8 +200,8 @@ pub(crate) struct Merge<'a> {
     /// Top of the destination.
     pub(crate) into: &'a Arc<Inode>,
     pub(crate) steps: &'a [MergeStep],
-    /// Compares again, and gives the state that was compared if the steps are the same.
-    pub(crate) compare: &'a dyn Fn() -> Result<Option<Snapshot>>,
+    /// The state that was compared.
+    pub(crate) compared: &'a Snapshot,
 }
 
 /// A name in a directory that was found by its path.
@@ -245,6 +257,29 @@ impl Trees {
     }
 }
 
+impl Trees {
+    /// Refuses a caller that may not list a directory on the way to a path below `top`, as far as
+    /// the path leads.
+    ///
+    /// # Errors
+    /// `Access`, and those of the tree.
+    pub(crate) fn may_find(&self, caller: &Caller, top: &Arc<Inode>, path: &[u8]) -> Result<()> {
+        let mut dir = Arc::clone(top);
+        for name in keys::names_between(b"", path) {
+            caller.may_list(&self.namespace, (&dir, &dir.state.read()))?;
+            let found = {
+                let _names = dir.names.read();
+                self.namespace.find(&dir, name)?
+            };
+            match found.filter(|found| found.is_dir()) {
+                Some(below) => dir = below,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A merge that is being carried out.
 struct Merging<'a> {
     trees: &'a Trees,
@@ -278,6 +313,11 @@ impl<'a> Merging<'a> {
         let done = indexing(&self.trees.namespace, &dirs, || {
             let run = |round| self.merge_now((&prepared, few_bytes), round);
             self.trees.namespace.until_applied(run)
+        });
+        // Hard links below trees come on top of the estimate.
+        let done = done.map_err(|error| match error {
+            Error::Tree(ramet_betree::Error::Invalid(_)) => Error::TooBig,
+            error => error,
         })?;
         let Some((stale, slots)) = done else {
             return Ok(None);
@@ -425,6 +465,7 @@ impl<'a> Merging<'a> {
         let Some(found) = self.find_all(prepared)? else {
             return Ok((None, 0));
         };
+        self.trees.numbers.store_all()?;
         let _links = self.trees.namespace.links.write();
         let targets = found
             .into_iter()
@@ -438,15 +479,15 @@ impl<'a> Merging<'a> {
         for target in &targets {
             self.may_do(merge, &tx, target)?;
         }
-        let Some(compared) = (merge.compare)()? else {
+        let Some(seen) = self.as_compared(&targets)? else {
             return Ok((None, 0));
         };
         let few = self.few_of(&tx, &targets, few_bytes)?;
         let mut topology = self.trees.namespace.topology.write();
-        if !self.trees_are_still(&topology, (&targets, merge.fork), &compared)? {
+        if !self.trees_are_still(&topology, &targets, &seen)? {
             return Ok((None, 0));
         }
-        drop(compared);
+        drop(seen);
         let slots =
             self.carry_out_all(merge.caller, &mut tx, &topology, targets.iter().zip(few))?;
         let gone = targets.iter().flat_map(|target| &target.victim);
@@ -535,17 +576,44 @@ impl<'a> Merging<'a> {
                 false => Err(Error::NotPermitted),
             };
         }
-        let dir = &target.prepared.place.dir;
-        caller.may_change(&self.trees.namespace, (dir, tx.get(dir)))?;
-        if let Some(source) = &target.source {
+        if let Action::Move { .. } = target.prepared.step.action {
+            self.may_move(caller, tx, target)?;
+        } else if let Some(source) = &target.source {
             caller.may_copy(tx.get(source))?;
         }
+        let dir = &target.prepared.place.dir;
+        caller.may_change(&self.trees.namespace, (dir, tx.get(dir)))?;
         match &target.victim {
             Some(victim) => {
                 caller.may_remove(tx.get(dir), tx.get(&victim.inode))?;
                 protections.may_lose_tree(tx, (dir, victim))
             }
             None => protections.may_gain_names(tx, dir),
+        }
+    }
+
+    /// Refuses a rename that the caller may not make, and attributes that it may not set.
+    fn may_move(&self, caller: &Caller, tx: &Transaction<'_>, target: &Target<'_>) -> Result<()> {
+        let Action::Move {
+            look, attributes, ..
+        } = &target.prepared.step.action
+        else {
+            return Ok(());
+        };
+        let place = target.prepared.source.as_ref().ok_or(Error::Stale)?;
+        let inode = target.source.as_ref().ok_or(Error::Stale)?;
+        let (dir, record) = (&place.dir, tx.get(inode));
+        caller.may_change(&self.trees.namespace, (dir, tx.get(dir)))?;
+        caller.may_remove(tx.get(dir), record)?;
+        let protections = &self.trees.namespace.protections;
+        protections.may_lose_name(tx, (dir, inode))?;
+        if Look::of(record) != *look || !attributes.is_empty() {
+            caller.may_set(record, (look.uid, look.gid))?;
+        }
+        let mut names = attributes.keys();
+        match names.all(|name| caller.may_set_xattr(name, inode.kind)) {
+            true => Ok(()),
+            false => Err(Error::NotPermitted),
         }
     }
 
@@ -573,36 +641,48 @@ impl<'a> Merging<'a> {
         targets.iter().map(of_one).collect()
     }
 
-    /// Whether the trees that go are as they were `compared`, and none has the fork in it.
+    /// The state now, if all objects of the steps are as they were compared. Their states are locked.
+    fn as_compared(&self, targets: &[Target<'_>]) -> Result<Option<Snapshot>> {
+        let (keys, ranges, now) = {
+            let topology = self.trees.namespace.topology.read();
+            let (mut keys, mut ranges) = (Vec::new(), Vec::new());
+            for target in targets {
+                target.add_keys(&topology, (&mut keys, &mut ranges))?;
+            }
+            (keys, ranges, self.trees.namespace.tree.snapshot())
+        };
+        let compared = self.merge.compared;
+        for key in keys {
+            if compared.get(&key)? != now.get(&key)? {
+                return Ok(None);
+            }
+        }
+        match are_equal((compared, &now), &ranges)? {
+            true => Ok(Some(now)),
+            false => Ok(None),
+        }
+    }
+
+    /// Whether the trees that go are as they were a moment before, and none has the fork in it.
     fn trees_are_still(
         &self,
         topology: &Topology,
-        (targets, fork): (&[Target<'_>], &Arc<Inode>),
-        compared: &Snapshot,
+        targets: &[Target<'_>],
+        before: &Snapshot,
     ) -> Result<bool> {
         let now = self.trees.namespace.tree.snapshot();
         for victim in targets.iter().flat_map(|target| &target.victim) {
             if !victim.inode.is_dir() {
                 continue;
             }
-            if topology.is_within(fork, &victim.inode) {
-                return Err(Error::Invalid(
-                    "the fork is in a directory that the merge removes",
-                ));
+            if topology.is_within(self.merge.fork, &victim.inode) {
+                let why = "the fork is in a directory that the merge removes";
+                return Err(Error::Invalid(why));
             }
-            let path = topology.path(&victim.inode)?;
-            let mut ranges = [keys::META, keys::DATA]
-                .map(|i| keys::range(i, &path))
-                .to_vec();
-            if let Some(links) = &victim.links {
-                let root = topology.dir_path(&links.root)?.path;
-                ranges.extend([keys::META, keys::DATA].map(|i| keys::shared_inodes(i, &root)));
-            }
-            for range in ranges {
-                let range = Span::prefix(range);
-                if compared.diff_range(&range, &now, &range)?.next().is_some() {
-                    return Ok(false);
-                }
+            let mut ranges = Vec::new();
+            add_tree(topology, victim, &mut ranges)?;
+            if !are_equal((before, &now), &ranges)? {
+                return Ok(false);
             }
         }
         Ok(true)
@@ -636,8 +716,18 @@ impl<'a> Merging<'a> {
                 }
                 Action::Change { look, attributes } => {
                     let inode = target.changed.as_ref().ok_or(Error::Stale)?;
-                    change(tx, (topology, removal.now), inode, (*look, attributes))?;
+                    let new = (inode, *look, attributes);
+                    change(caller, tx, (topology, removal.now), new)?;
                     None
+                }
+                Action::Move {
+                    look, attributes, ..
+                } => {
+                    let inode = target.source.as_ref().ok_or(Error::Stale)?;
+                    let slot = move_name(tx, (topology, removal.now), (target, inode, few))?;
+                    let new = (inode, *look, attributes);
+                    change(caller, tx, (topology, removal.now), new)?;
+                    slot
                 }
             };
             let dir = &target.prepared.place.dir;
@@ -700,11 +790,9 @@ impl<'a> Merging<'a> {
                     tx.batch.put(keys::block(&blocks, number), block.to_vec());
                 }
             }
-            Content::Fork(_) | Content::Own(_) => copy_data(tx, &record, (&from, few), &to),
+            Content::Fork(_) => copy_data(tx, &record, (&from, few), &to),
         }
-        if !matches!(content, Content::Own(_)) {
-            record.mtime = now;
-        }
+        record.mtime = now;
         let kind = record.kind();
         for (name, value) in attributes
             .iter()
@@ -777,7 +865,18 @@ impl<'a> Merging<'a> {
             victim.note_removed(&self.trees.namespace);
         }
         let at = target.prepared.place.at();
-        invalidations(&self.trees.namespace, at, target.victim.as_ref())
+        let mut stale = invalidations(&self.trees.namespace, at, target.victim.as_ref())?;
+        if let (Action::Move { .. }, Some(from), Some(inode)) = (
+            &target.prepared.step.action,
+            &target.prepared.source,
+            &target.source,
+        ) {
+            let (dir, name) = (from.dir.ino, from.name.clone());
+            stale.push(Invalidation::Entry { dir, name });
+            stale.push(Invalidation::Listing(dir));
+            stale.push(Invalidation::Attributes(inode.ino));
+        }
+        Ok(stale)
     }
 }
 
@@ -787,6 +886,36 @@ impl Target<'_> {
             at: self.prepared.place.at(),
             birth: self.prepared.birth,
             staged: None,
+        }
+    }
+
+    /// Adds the keys and the prefixes of keys that tell whether the objects of the step are as they
+    /// were.
+    fn add_keys(
+        &self,
+        topology: &Topology,
+        (keys, ranges): (&mut Vec<Bytes>, &mut Vec<Bytes>),
+    ) -> Result<()> {
+        let place = &self.prepared.place;
+        let dir = topology.dir_path(&place.dir).map_err(gone_is_not_found)?;
+        keys.push(keys::entry(&dir.path, &place.name));
+        let is_tree = matches!(self.prepared.step.action, Action::Tree { .. });
+        let source = self.source.as_ref().filter(|_| !is_tree);
+        let victim = self.victim.as_ref().map(|victim| &victim.inode);
+        for inode in [source, victim, self.changed.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            keys.extend(topology.record_at(&inode.location.read().clone())?);
+            let path = topology.path(inode)?;
+            ranges.push(keys::xattr(&path, b""));
+            if !inode.is_dir() {
+                ranges.push(keys::range(keys::DATA, &path));
+            }
+        }
+        match self.victim.as_ref().filter(|victim| victim.inode.is_dir()) {
+            Some(victim) => add_tree(topology, victim, ranges),
+            None => Ok(()),
         }
     }
 
@@ -832,12 +961,59 @@ fn flags_of(name: &[u8]) -> u16 {
     FLAG_XATTRS | capability | flag_of(name).unwrap_or_default()
 }
 
-/// Gives an object other attributes.
-fn change(
+/// Gives the file a new name, as rename(2). Returns the slot that it takes.
+fn move_name(
     tx: &mut Transaction<'_>,
     (topology, now): (&Topology, Time),
-    inode: &Arc<Inode>,
-    (look, attributes): (Look, &BTreeMap<Bytes, Option<Bytes>>),
+    (target, inode, few): (&Target<'_>, &Arc<Inode>, Option<Few>),
+) -> Result<Option<Slot>> {
+    let from = target.prepared.source.as_ref().ok_or(Error::Stale)?.at();
+    let to = target.prepared.place.at();
+    let path = |at: At<'_>| -> Result<(Bytes, Bytes)> {
+        let dir = topology.dir_path(at.dir).map_err(gone_is_not_found)?.path;
+        Ok((keys::child(&dir, at.name), keys::entry(&dir, at.name)))
+    };
+    let ((from_path, from_entry), (to_path, _)) = (path(from)?, path(to)?);
+    let record = tx.get(inode).clone();
+    move_contents(tx, &record, &from_path, &to_path, few);
+    tx.batch.delete(from_entry);
+    tx.move_to(inode, to.location());
+    let slot = move_slot(tx, topology, inode, from, to)?;
+    for dir in [from.dir, to.dir] {
+        let record = tx.edit(dir);
+        (record.mtime, record.ctime) = (now, now);
+    }
+    Ok(slot)
+}
+
+/// Whether two states have equal keys with these prefixes.
+fn are_equal((before, now): (&Snapshot, &Snapshot), prefixes: &[Bytes]) -> Result<bool> {
+    for prefix in prefixes {
+        let range = Span::prefix(prefix.clone());
+        if before.diff_range(&range, now, &range)?.next().is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Adds the prefixes of everything in a tree that goes, and of shared inodes that it has names of.
+fn add_tree(topology: &Topology, victim: &Victim, ranges: &mut Vec<Bytes>) -> Result<()> {
+    let path = topology.path(&victim.inode)?;
+    ranges.extend([keys::META, keys::DATA].map(|index| keys::range(index, &path)));
+    if let Some(links) = &victim.links {
+        let root = topology.dir_path(&links.root)?.path;
+        ranges.extend([keys::META, keys::DATA].map(|index| keys::shared_inodes(index, &root)));
+    }
+    Ok(())
+}
+
+/// Gives an object other attributes.
+fn change(
+    caller: &Caller,
+    tx: &mut Transaction<'_>,
+    (topology, now): (&Topology, Time),
+    (inode, look, attributes): (&Arc<Inode>, Look, &BTreeMap<Bytes, Option<Bytes>>),
 ) -> Result<()> {
     let path = topology.path_at(&tx.location(inode))?;
     for (name, value) in attributes {
@@ -855,7 +1031,11 @@ fn change(
         }
     }
     let record = tx.edit(inode);
+    let is_new = look.mode != record.mode || look.gid != record.gid;
     look.put(record);
+    if is_new && !caller.may_set_setgid(record.gid) {
+        record.mode &= !S_ISGID;
+    }
     record.ctime = now;
     Ok(())
 }

@@ -521,7 +521,7 @@ fn gone_with(tx: &Transaction<'_>, victim: &Arc<Inode>) -> Gone {
 
 /// Moves the slot of an inode with one name, and pins its number in another directory. Returns the
 /// slot that it took there.
-fn move_slot(
+pub(super) fn move_slot(
     tx: &mut Transaction<'_>,
     topology: &Topology,
     inode: &Arc<Inode>,

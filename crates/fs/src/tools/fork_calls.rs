@@ -14,6 +14,7 @@ use crate::ops::names::Names;
 use crate::ops::snapshots::utc;
 use crate::tools::control::STAT_BYTES;
 use crate::tools::diff::diff_then;
+use crate::tools::merge_calls::{MergeRequest, ToldMerge, as_text, json_bytes};
 
 /// A request about forks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +70,8 @@ pub enum ForkRequest {
         /// Numbers of inodes that processes use.
         numbers: Vec<u64>,
     },
+    /// Merge a fork into the directory that the call is made on.
+    Merge(MergeRequest),
 }
 
 /// A fork in an answer.
@@ -139,27 +142,14 @@ pub struct ForkReply {
     pub measure: Option<ToldMeasure>,
     /// The numbers that lie in the fork.
     pub within: Vec<u64>,
+    /// The outcome of the merge.
+    pub merge: Option<ToldMerge>,
 }
 
 /// Bytes of forks in one answer, at most: the answer fits an ioctl.
 const FORKS_BYTES_MAX: usize = STAT_BYTES - 256;
 /// Longest path in an answer, in bytes.
 const PATH_BYTES_MAX: usize = 4096;
-
-/// A path as text.
-fn as_text(path: &[u8]) -> String {
-    path.iter().map(|&byte| char::from(byte)).collect()
-}
-
-/// The bytes of a path that an answer tells as text.
-///
-/// # Errors
-/// `Invalid` for a text that is none.
-pub fn path_of_text(text: &str) -> Result<Vec<u8>> {
-    let bytes = text.chars().map(|c| u8::try_from(u32::from(c)));
-    let bytes = bytes.collect::<std::result::Result<_, _>>();
-    bytes.map_err(|_| Error::Invalid("path in an answer"))
-}
 
 fn told(entry: ForkEntry) -> ToldFork {
     let short = |path: Vec<u8>| (path.len() <= PATH_BYTES_MAX).then(|| as_text(&path));
@@ -186,19 +176,10 @@ const FIELDS_BYTES: usize = 512;
 
 /// Bytes of a fork in an answer, at most.
 fn told_bytes(told: &ToldFork) -> usize {
-    let in_json = |c: char| match c {
-        '"' | '\\' => 2,
-        c if c < ' ' => 6,
-        c => c.len_utf8(),
-    };
     let texts = [Some(&told.path), Some(&told.note)];
     let origins = [told.origin_path.as_ref(), told.origin_path_then.as_ref()];
     let texts = texts.into_iter().chain(origins).flatten();
-    FIELDS_BYTES
-        + texts
-            .flat_map(|text| text.chars())
-            .map(in_json)
-            .sum::<usize>()
+    FIELDS_BYTES + texts.map(|text| json_bytes(text)).sum::<usize>()
 }
 
 /// Some forks below `dir`, as many as fit. A fork whose path does not fit is left out, and so are
@@ -284,8 +265,9 @@ pub fn answer_forks(
                 ..ForkReply::default()
             })
         }
-        ForkRequest::Make { .. } | ForkRequest::Drop { .. } | ForkRequest::Reset { .. } => {
-            Err(Error::Unsupported)
-        }
+        ForkRequest::Make { .. }
+        | ForkRequest::Drop { .. }
+        | ForkRequest::Reset { .. }
+        | ForkRequest::Merge(_) => Err(Error::Unsupported),
     }
 }

@@ -11,11 +11,11 @@ use crate::ops::invalidation::Invalidation;
 use crate::ops::merge::{Action, Content, Merge, MergeStep};
 use crate::ops::trees::Trees;
 use crate::tools::diff::{Side, live_sides};
-use crate::tools::merge_plan::{Conflict, Favor, LeftOut, MergePlan, Three, path_of};
+use crate::tools::merge_plan::{Conflict, Favor, LeftOut, MergePlan, Three, object_of, path_of};
 use crate::tools::merge_text::MergedTexts;
 
 /// Plans of one merge, at most.
-const TRIES_MAX: u32 = 16;
+const TRIES_MAX: u32 = 3;
 
 /// How a fork is merged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,6 +28,9 @@ pub struct MergeOptions {
     pub dry_run: bool,
     /// Names that are left alone.
     pub left_out: LeftOut,
+    /// Paths, names joined by `/`, that are left out, but are taken as a whole if the fork changed
+    /// something at or below them.
+    pub whole: Vec<Vec<u8>>,
 }
 
 /// The change that a merge makes to a name.
@@ -63,9 +66,9 @@ impl MergedName {
             Action::Tree { .. } => Self::Taken,
             Action::File { content, .. } => match content {
                 Content::Fork(_) => Self::Taken,
-                Content::Own(_) => Self::Renamed,
                 Content::Text(..) => Self::Text,
             },
+            Action::Move { .. } => Self::Renamed,
             Action::Remove => Self::Removed,
             Action::Change { .. } => Self::Attributes,
         }
@@ -145,27 +148,33 @@ pub fn merge_fork(
             budget: forks.budget(),
             favor: options.favor,
             left_out: &options.left_out,
+            whole: &options.whole,
+            caller,
             texts: &texts,
         };
         Ok((three.plan()?, compared))
     };
     for _ in 0..TRIES_MAX {
-        let (first, _) = plan()?;
+        let (first, compared) = plan()?;
         let mut merged = Merged::of(&first);
+        if !caller.may_see_all() {
+            let names = merged.names.iter().map(|(path, _)| path);
+            let conflicts = merged.conflicts.iter().map(|one| &one.path);
+            for object in names.chain(conflicts).map(|path| object_of(path)) {
+                trees.may_find(caller, &fork, &object)?;
+                trees.may_find(caller, &dst, &object)?;
+            }
+        }
         let is_refused = options.only_forward && !first.is_forward;
         if options.dry_run || is_refused || !first.conflicts.is_empty() {
             return Ok(merged);
         }
-        let compare = || {
-            let (again, compared) = plan()?;
-            Ok((again == first).then_some(compared))
-        };
         let merge = Merge {
             caller,
             fork: &fork,
             into: &dst,
             steps: &first.steps,
-            compare: &compare,
+            compared: &compared,
         };
         if let Some(stale) = trees.merge(&merge)? {
             (merged.is_done, merged.stale) = (true, stale);

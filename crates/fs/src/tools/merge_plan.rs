@@ -29,7 +29,8 @@ use ramet_block::Budget;
 use crate::error::{Error, Result};
 use crate::format::acl::{ACCESS, Acl};
 use crate::format::keys;
-use crate::format::record::{FLAG_XATTRS, Kind};
+use crate::format::record::{FLAG_XATTRS, Kind, S_ISGID, S_ISUID};
+use crate::ops::access::Caller;
 use crate::ops::acl::PERMISSION_BITS;
 use crate::ops::merge::{Action, Content, Look, MergeStep, STEPS_MAX};
 use crate::tools::diff::{Change, Difference, Object, Side, diff_sides};
@@ -119,12 +120,14 @@ pub struct LeftOut {
 impl LeftOut {
     fn has(&self, path: &[u8]) -> bool {
         let is_git = || path.split(|&byte| byte == b'/').any(|name| name == b".git");
-        let is_below = |top: &Vec<u8>| match path.strip_prefix(&top[..]) {
-            Some(rest) => rest.is_empty() || rest.starts_with(b"/"),
-            None => false,
-        };
-        self.git && is_git() || self.paths.iter().any(is_below)
+        self.git && is_git() || self.paths.iter().any(|top| is_in(path, top))
     }
+}
+
+/// Whether a path leads to `top` or below.
+fn is_in(path: &[u8], top: &[u8]) -> bool {
+    let rest = path.strip_prefix(top);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
 }
 
 /// The three trees, and how they are merged.
@@ -135,7 +138,11 @@ pub(crate) struct Three<'a> {
     pub(crate) budget: &'a Arc<Budget>,
     pub(crate) favor: Favor,
     pub(crate) left_out: &'a LeftOut,
+    /// Paths that are left out, but taken as a whole if the fork changed them.
+    pub(crate) whole: &'a [Vec<u8>],
     pub(crate) texts: &'a MergedTexts,
+    /// A text with lines of the fork needs the right to copy the fork's file.
+    pub(crate) caller: &'a Caller,
 }
 
 /// The steps of a merge.
@@ -165,6 +172,8 @@ struct Planning<'a> {
     moved: Moves,
     /// Directories that are missing in the destination, and were handled as a whole.
     whole: BTreeSet<Bytes>,
+    /// New attributes of shared inodes, by their paths in the destination.
+    shared: BTreeMap<Bytes, (Look, BTreeMap<Bytes, Option<Bytes>>)>,
     conflict_bytes: usize,
 }
 
@@ -212,6 +221,11 @@ fn attributes_of((side, object): Named<'_>) -> Result<BTreeMap<Bytes, Bytes>> {
     Ok(found)
 }
 
+fn ids_of(object: &Object) -> (u32, u32, u32) {
+    let record = &object.record;
+    (record.mode, record.uid, record.gid)
+}
+
 /// Whether the contents of two objects of one kind differ.
 fn contents_differ(a: Named<'_>, b: Named<'_>) -> Result<bool> {
     let ((side, x), (_, y)) = (a, b);
@@ -231,6 +245,17 @@ fn are_equal(a: Named<'_>, b: Named<'_>) -> Result<bool> {
 }
 
 impl Three<'_> {
+    /// Whether a name is not merged by itself.
+    fn is_left_out(&self, path: &[u8]) -> bool {
+        self.left_out.has(path) || self.whole.iter().any(|top| is_in(path, top))
+    }
+
+    /// Whether a directory has names in it that are left out.
+    fn has_left_out(&self, path: &[u8]) -> bool {
+        let mut all = self.left_out.paths.iter().chain(self.whole);
+        all.any(|left_out| is_in(left_out, path))
+    }
+
     /// Makes the plan.
     ///
     /// # Errors
@@ -239,7 +264,10 @@ impl Three<'_> {
     pub(crate) fn plan(&self) -> Result<MergePlan> {
         let by_fork = diff_sides(self.budget, [&self.base, &self.fork], false)?;
         let by_dst = diff_sides(self.budget, [&self.base, &self.dst], false)?;
-        let counts = |one: &&Difference| !one.path.is_empty() && !self.left_out.has(&one.path);
+        let is_whole = |path: &[u8]| self.whole.iter().any(|top| is_in(path, top));
+        let counts = |one: &&Difference| {
+            !one.path.is_empty() && !self.left_out.has(&one.path) && !is_whole(&one.path)
+        };
         let ours = by_dst.differences.iter().filter(counts);
         let moved = moves(ours.clone(), &self.base, &self.dst)?;
         let mut is_forward = true;
@@ -255,10 +283,11 @@ impl Three<'_> {
             },
             moved,
             whole: BTreeSet::new(),
+            shared: BTreeMap::new(),
             conflict_bytes: 0,
         };
         let left_out = by_fork.differences.iter().filter(|one| !counts(one));
-        let left_out = left_out.filter(|one| !one.path.is_empty());
+        let left_out = left_out.filter(|one| !one.path.is_empty() && !is_whole(&one.path));
         planning.plan.left_out = left_out.count() as u64;
         let mut renamed = moves(theirs.clone(), &self.base, &self.fork)?;
         renamed.retain(|from, _| !is_dir(&self.base, from).unwrap_or(true));
@@ -275,6 +304,13 @@ impl Three<'_> {
             }
             if planning.plan.steps.len() > STEPS_MAX {
                 return Err(Error::TooBig);
+            }
+        }
+        for path in self.whole {
+            // A name above that is new in the fork comes with everything below it.
+            let is_changed = |one: &&Difference| is_in(&one.path, path);
+            if by_fork.differences.iter().any(|one| is_changed(&one)) {
+                planning.take_whole(path)?;
             }
         }
         planning.refuse_overlaps();
@@ -369,18 +405,24 @@ impl Planning<'_> {
     /// Two steps cannot change one name, or one below the other: both sides renamed directories so
     /// that the names of one are those of the other.
     fn refuse_overlaps(&mut self) {
-        let mut last: Option<&MergeStep> = None;
-        let mut order: Vec<&MergeStep> = self.plan.steps.iter().collect();
-        order.sort_by(|a, b| a.at.cmp(&b.at));
+        // Paths, and whether another object takes the name or none.
+        let mut changes: Vec<(&Bytes, bool)> = Vec::new();
+        for step in &self.plan.steps {
+            changes.push((&step.at, !matches!(step.action, Action::Change { .. })));
+            if let Action::Move { from, .. } = &step.action {
+                changes.push((from, true));
+            }
+        }
+        changes.sort();
+        let mut last: Option<(&Bytes, bool)> = None;
         let mut clashes = Vec::new();
-        for step in order {
-            let is_below = |above: &MergeStep| {
-                let is_whole = !matches!(above.action, Action::Change { .. });
-                above.at == step.at || is_whole && keys::is_below(&step.at, &above.at)
+        for (at, is_whole) in changes {
+            let is_below = |(above, is_whole): &(&Bytes, bool)| {
+                *above == at || *is_whole && keys::is_below(at, above)
             };
-            match last.filter(|last| is_below(last)) {
-                Some(_) => clashes.push(path_of(&step.at)),
-                None => last = Some(step),
+            match last.filter(is_below) {
+                Some(_) => clashes.push(path_of(at)),
+                None => last = Some((at, is_whole)),
             }
         }
         let clash = Clash::BothRenamed;
@@ -452,6 +494,45 @@ impl Planning<'_> {
         };
         self.step(to, action);
         Ok(())
+    }
+
+    /// Takes the object at a path as a whole, however the destination changed it.
+    fn take_whole(&mut self, path: &[u8]) -> Result<()> {
+        let object = object_of(path);
+        if self.is_handled(&object) || self.lacks_parent(&object)? {
+            return Ok(());
+        }
+        let to = self.in_dst(&object);
+        let three = self.three;
+        let is_same = match (three.fork.object(&object)?, three.dst.object(&to)?) {
+            (None, _) => true,
+            (Some(fork), Some(dst)) => self.is_equal((&object, &fork), (&to, &dst))?,
+            (Some(_), None) => false,
+        };
+        match is_same {
+            true => Ok(()),
+            false => self.take(&object, &to),
+        }
+    }
+
+    /// Whether the destination has an object as the fork has it, with everything in it.
+    fn is_equal(
+        &self,
+        (object, fork): (&Bytes, &Object),
+        (to, dst): (&Bytes, &Object),
+    ) -> Result<bool> {
+        let three = self.three;
+        if fork.record.kind() != dst.record.kind()
+            || !are_equal((&three.fork, fork), (&three.dst, dst))?
+        {
+            return Ok(false);
+        }
+        if fork.record.kind() != Kind::Directory {
+            return Ok(true);
+        }
+        let sides = [three.fork.below(object, fork)?, three.dst.below(to, dst)?];
+        let found = diff_sides(three.budget, [&sides[0], &sides[1]], true)?;
+        Ok(found.differences.iter().all(|one| one.path.is_empty()))
     }
 
     /// A name that the fork changed, and did not rename.
@@ -539,6 +620,10 @@ impl Planning<'_> {
             let below = object_of(&one.path);
             let from: Bytes = [&object[..], &below].concat().into();
             let to: Bytes = [&to[..], &below].concat().into();
+            if three.is_left_out(&path_of(&from)) {
+                self.plan.left_out += u64::from(one.change != Change::Removed);
+                continue;
+            }
             let is_taken = match one.change {
                 Change::Added => true,
                 Change::Removed => false,
@@ -561,8 +646,9 @@ impl Planning<'_> {
         (object, base): (&Bytes, &Object),
         (to, dst): (&Bytes, &Object),
     ) -> Result<()> {
-        let may_go =
-            !self.moved.contains_key(object) && self.is_as_base((object, base), (to, dst))?;
+        let may_go = !self.moved.contains_key(object)
+            && !self.three.has_left_out(&path_of(to))
+            && self.is_as_base((object, base), (to, dst))?;
         if may_go || self.clash(to, Clash::GoneInFork)? {
             self.step(to, Action::Remove);
         }
@@ -657,7 +743,9 @@ impl Planning<'_> {
         }
         let before = self.plan.conflicts.len();
         self.aspects((to, &old, &new), [&base, &fork, &dst])?;
-        if self.plan.conflicts.len() == before {
+        let last = self.plan.steps.last();
+        let is_moved = last.is_some_and(|last| matches!(last.action, Action::Move { .. }));
+        if self.plan.conflicts.len() == before && !is_moved {
             self.step(&old, Action::Remove);
         }
         Ok(())
@@ -715,13 +803,24 @@ impl Planning<'_> {
         if self.plan.conflicts.len() > before {
             return Ok(());
         }
+        let is_own = content.is_none();
+        let is_forks = match content {
+            None => !contents_differ(named[1], named[2])?,
+            Some(Content::Fork(_)) => true,
+            Some(Content::Text(..)) => false,
+        };
+        let is_all_of = |object: &Object| (mode, uid, gid) == ids_of(object);
+        let is_one_side = is_own && is_all_of(dst) || is_forks && is_all_of(fork);
+        if dst.record.kind() != Kind::Directory && !is_one_side {
+            // As write(2) and chown(2): nobody said that these contents get these rights.
+            look.mode &= !(S_ISUID | S_ISGID);
+        }
         let is_linked = [fork, dst].map(|one| one.is_shared && one.record.nlink > 1);
         let content = match content {
-            None if from == to => return self.change((to, dst), (look, attributes)),
+            None => return self.change((from, to, dst), (look, attributes)),
             Some(_) if is_linked.contains(&true) && !self.clash(to, Clash::HardLinks)? => {
                 return Ok(());
             }
-            None => Content::Own(from.clone()),
             Some(content) => content,
         };
         if matches!(content, Content::Text(..)) {
@@ -736,10 +835,10 @@ impl Planning<'_> {
         Ok(())
     }
 
-    /// The step of an object that keeps its contents and its name.
+    /// The step of an object that keeps its contents.
     fn change(
         &mut self,
-        (to, dst): (&Bytes, &Object),
+        (from, to, dst): (&Bytes, &Bytes, &Object),
         (look, attributes): (Look, BTreeMap<Bytes, Bytes>),
     ) -> Result<()> {
         let ours = attributes_of((&self.three.dst, dst))?;
@@ -752,8 +851,26 @@ impl Planning<'_> {
                 changed.insert(name, Some(value));
             }
         }
-        if look != Look::of(&dst.record) || !changed.is_empty() {
-            let attributes = changed;
+        let attributes = changed;
+        if from != to {
+            let from = from.clone();
+            let action = Action::Move {
+                from,
+                look,
+                attributes,
+            };
+            self.step(to, action);
+        } else if look != Look::of(&dst.record) || !attributes.is_empty() {
+            let new = (look, attributes);
+            if dst.is_shared {
+                // All its names show it, so all of them have to say the same.
+                let known = self.shared.entry(dst.path.clone());
+                if *known.or_insert_with(|| new.clone()) != new {
+                    self.clash(to, Clash::HardLinks)?;
+                    return Ok(());
+                }
+            }
+            let (look, attributes) = new;
             self.step(to, Action::Change { look, attributes });
         }
         Ok(())
@@ -794,8 +911,12 @@ impl Planning<'_> {
             return Ok(Some(taken));
         }
         if base.1.record.kind() == Kind::Regular
-            && let Some(text) = self.three.texts.merge(named)?
+            && let Some((text, is_dst)) = self.three.texts.merge(named)?
         {
+            if is_dst {
+                return Ok(None);
+            }
+            self.three.caller.may_copy(&fork.1.record)?;
             return Ok(Some(Content::Text(text, from.clone())));
         }
         Ok(self.clash(to, Clash::Contents)?.then_some(taken))

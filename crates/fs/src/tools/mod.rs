@@ -14,6 +14,7 @@ pub mod fence;
 pub(crate) mod fork_calls;
 pub(crate) mod history;
 pub(crate) mod merge;
+pub(crate) mod merge_calls;
 pub(crate) mod merge_plan;
 mod merge_text;
 pub(crate) mod mkfs;
