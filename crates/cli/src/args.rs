@@ -77,6 +77,16 @@ pub enum Verb {
     /// A clone of the base takes the place of the fork, atomically. The command refuses a fork that a
     /// process uses.
     Reset(Reset),
+    /// Bring the changes of a fork into the directory that it was made of
+    ///
+    /// Both sides are compared with the base of the fork. Names that only one side changed are taken
+    /// from it, and texts that both changed are merged by lines. All of it is one atomic step, in
+    /// place: programs that work in the directory stay in it. After conflicts nothing is changed, and
+    /// the exit status is 1; after another failure it is 2.
+    ///
+    /// In a git tree, names that git ignores are left alone. The commits of the fork are fetched as
+    /// refs/forks/NAME/*, with NAME as the last name of the fork's path; HEAD and index stay.
+    Merge(Merge),
     /// Exchange two files or directory trees, atomically
     ///
     /// Each of the two has the other's name afterwards. They may be of different kinds. Programs that
@@ -340,6 +350,49 @@ pub struct Reset {
     /// working directories are removed ones
     #[arg(short, long)]
     pub force: bool,
+    /// Fork on a Ramet mount
+    pub fork: PathBuf,
+}
+
+/// The treatment of ignored names by a merge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Ignored {
+    /// The destination keeps its own
+    Keep,
+    /// Directories that the fork changed replace those of the destination, each as a whole
+    Take,
+}
+
+/// How trees are merged.
+#[derive(Debug, Args)]
+pub struct MergeHow {
+    /// Where both sides changed a name in two ways, leave it as the destination has it
+    #[arg(long, conflicts_with = "theirs")]
+    pub ours: bool,
+    /// Where both sides changed a name in two ways, take it from the fork
+    #[arg(long)]
+    pub theirs: bool,
+    /// Names that git ignores
+    #[arg(long, value_enum, default_value = "keep")]
+    pub ignored: Ignored,
+}
+
+#[derive(Debug, Args)]
+pub struct Merge {
+    /// Directory that gets the changes. Default: the one that the fork was made of
+    #[arg(long, value_name = "DST")]
+    pub into: Option<PathBuf>,
+    #[command(flatten)]
+    pub how: MergeHow,
+    /// Refuse a destination that changed since the fork was made
+    #[arg(long)]
+    pub ff_only: bool,
+    /// Tell the changes and the conflicts, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
     /// Fork on a Ramet mount
     pub fork: PathBuf,
 }

@@ -56,7 +56,7 @@ fn between(first: &Path, second: &Path) -> Outcome<Vec<Difference>> {
     })
 }
 
-fn escaped(path: &[u8]) -> String {
+pub fn escaped(path: &[u8]) -> String {
     if path.is_empty() {
         return ".".to_owned();
     }

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::args;
-use crate::control::{Root, mounted};
+use crate::control::{Root, Seen, mounted};
 use crate::failure::{Failure, Outcome};
 use crate::home;
 use crate::in_use::{self, User, Users};
@@ -77,6 +77,23 @@ fn located_here() -> Outcome<Located> {
         Ok(located) if is_ramet(&located) => Ok(located),
         _ => Located::find(&home::dir()),
     }
+}
+
+/// The directory that the fork `seen` at `path` was made of, where it is today.
+pub fn origin_of(path: &Path, seen: &Seen) -> Outcome<PathBuf> {
+    let located = Located::find(path)?;
+    let mut forks = Forks::read(&located)?;
+    forks.name_origins();
+    let mut all = forks.all.into_iter();
+    let Some(shown) = all.find(|shown| shown.told.ino == seen.stat.st_ino) else {
+        return Err(Failure::at(path, "is no fork"));
+    };
+    let Some(origin) = shown.origin else {
+        let why =
+            "the directory that it was made of is gone, or may not be told: name one by --into";
+        return Err(Failure::at(path, why));
+    };
+    Ok(located.dir.join(OsStr::from_bytes(&origin)))
 }
 
 fn path_of(text: &str) -> Outcome<Vec<u8>> {

@@ -15,6 +15,7 @@ mod failure;
 mod fork;
 mod forks;
 mod fsck;
+mod git;
 mod grow;
 mod home;
 mod host;
@@ -23,6 +24,7 @@ mod in_use;
 mod inherited;
 mod init;
 mod log;
+mod merge;
 mod mkfs;
 mod mount;
 mod mounts;
@@ -108,6 +110,7 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Forks(args) => forks::run(&args)?,
         Verb::Drop(args) => return fork::drop_all(&args),
         Verb::Reset(args) => fork::reset(&args)?,
+        Verb::Merge(args) => return merge::run(&args),
         Verb::Swap(args) => rename::swap(&args)?,
         Verb::Mv(args) => return rename::run(&args),
         Verb::Cp(args) => return copy::run(&args.transfer),

@@ -11,8 +11,8 @@ use ramet_fs::control::{
 };
 use ramet_fs::{
     Caller, Capabilities, CloneMode, ControlState, Error, ForkReply, ForkRequest, Ino,
-    Invalidation, NewFork, Result, SnapshotReply, SnapshotRequest, StageRequest, Volume,
-    answer_forks, answer_snapshots,
+    Invalidation, MergeRequest, NewFork, Result, SnapshotReply, SnapshotRequest, StageRequest,
+    Volume, answer_forks, answer_snapshots, merge_fork,
 };
 
 use rustix::io::Errno;
@@ -119,7 +119,10 @@ impl Call {
             | Self::Stage(_)
             | Self::Snapshot(SnapshotRequest::Restore { .. })
             | Self::Fork(
-                ForkRequest::Make { .. } | ForkRequest::Drop { .. } | ForkRequest::Reset { .. },
+                ForkRequest::Make { .. }
+                | ForkRequest::Drop { .. }
+                | ForkRequest::Reset { .. }
+                | ForkRequest::Merge(MergeRequest { dry_run: false, .. }),
             ) => Pace::Structural,
             Self::Snapshot(_) | Self::Fork(_) => Pace::Waits,
             Self::Sync
@@ -263,6 +266,14 @@ fn fork_reply(
         }
         ForkRequest::Reset { name, top } => {
             stale = trees.reset_fork(caller, (dir, name), Ino(*top))?;
+        }
+        ForkRequest::Merge(request) => {
+            let fork = tokens.redeem(caller, request.fork)?;
+            let both = (trees, volume.controls().forks());
+            let options = request.options()?;
+            let mut merged = merge_fork(both, caller, (fork.ino, dir), &options)?;
+            stale = std::mem::take(&mut merged.stale);
+            reply.merge = Some(request.answer(&merged));
         }
         request => {
             let forks = volume.controls().forks();

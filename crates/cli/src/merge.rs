@@ -1,0 +1,258 @@
+//! `ramet merge`: the changes of a fork come into the directory that it was made of, or another one.
+//!
+//! In a git tree the names that git ignores are left alone, or taken as whole directories. Git
+//! itself tells them, in both trees, run as the caller. The repository `.git` is no part of a merge:
+//! afterwards its new commits are fetched.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use ramet_fs::{ForkRequest, MergeRequest, ToldMerge, ToldMergedName, path_of_text};
+use rustix::io::Errno;
+use serde_json::{Value, json};
+
+use crate::args::{self, Ignored};
+use crate::control::{Root, Seen, mounted, refuse_if_read_only};
+use crate::diff::escaped;
+use crate::failure::{Failure, Outcome, status};
+use crate::forks;
+use crate::git;
+use crate::output::{complain, say};
+
+const CONFLICTS: u8 = 1;
+
+/// A fork and the directory that it is merged into.
+struct Merging<'a> {
+    fork: &'a Path,
+    seen: Seen,
+    dst: PathBuf,
+    root: Root,
+    how: &'a args::MergeHow,
+}
+
+/// Merges. The exit status is that of diff3(1): 0 if all was merged, 1 after conflicts, 2 after any
+/// other failure.
+pub fn run(args: &args::Merge) -> Outcome<u8> {
+    merge(args).map_err(|failure| failure.with_status(status::DIFF_TROUBLE))
+}
+
+fn merge(args: &args::Merge) -> Outcome<u8> {
+    let seen = Seen::at(&args.fork)?;
+    let dst = match &args.into {
+        Some(dst) => dst.clone(),
+        None => forks::origin_of(&args.fork, &seen)?,
+    };
+    let merging = Merging::new((&args.fork, seen), dst, &args.how)?;
+    let told = merging.run(args.dry_run, args.ff_only)?;
+    if args.ff_only && !told.merge.is_forward {
+        let why = "changed since the fork was made: --ff-only merges nothing";
+        return Err(Failure::at(&merging.dst, why));
+    }
+    // The commits come first: the reader of the names may go.
+    let fetched = match told.merge.is_done {
+        true => merging.fetch(),
+        false => Ok(()),
+    };
+    if args.json {
+        say!("{:#}", told.json()?)?;
+    } else {
+        told.say(args.dry_run)?;
+    }
+    fetched?;
+    match told.merge.conflicts {
+        0 => Ok(0),
+        _ => Ok(CONFLICTS),
+    }
+}
+
+/// The outcome of a merge, with all names.
+struct Told {
+    merge: ToldMerge,
+    names: Vec<ToldMergedName>,
+}
+
+impl<'a> Merging<'a> {
+    fn new(
+        (fork, seen): (&'a Path, Seen),
+        dst: PathBuf,
+        how: &'a args::MergeHow,
+    ) -> Outcome<Merging<'a>> {
+        if !seen.is_dir() {
+            return Err(Failure::at(fork, "is no fork"));
+        }
+        let root = Root::open_tree(&dst)?;
+        let device = root.device().map_err(|e| Failure::system(&dst, e))?;
+        if device != seen.stat.st_dev {
+            let why = "must be on the mount of the fork";
+            return Err(Failure::at(&dst, why));
+        }
+        refuse_if_read_only(&root, &dst)?;
+        Ok(Merging {
+            fork,
+            seen,
+            dst,
+            root,
+            how,
+        })
+    }
+
+    /// Merges and collects all names. Names are told by dry runs, a page each: a merge is done once.
+    fn run(&self, dry_run: bool, only_forward: bool) -> Outcome<Told> {
+        let (left_out, whole) = self.ignored()?;
+        let mut request = MergeRequest {
+            theirs: match (self.how.ours, self.how.theirs) {
+                (true, _) => Some(false),
+                (_, true) => Some(true),
+                _ => None,
+            },
+            only_forward,
+            dry_run: true,
+            left_out,
+            whole,
+            ..MergeRequest::default()
+        };
+        let mut names = Vec::new();
+        let mut merge = self.ask(&mut request)?;
+        loop {
+            names.append(&mut merge.names);
+            request.first = names.len() as u64;
+            if request.first >= merge.count {
+                break;
+            }
+            merge = self.ask(&mut request)?;
+            if merge.names.is_empty() {
+                break;
+            }
+        }
+        if !dry_run {
+            (request.dry_run, request.first) = (false, 0);
+            merge = self.ask(&mut request)?;
+            if merge.is_done {
+                names.retain(|name: &ToldMergedName| !name.is_conflict);
+            }
+            if merge.conflicts > 0 && names.iter().all(|name| !name.is_conflict) {
+                // They came after the names were told.
+                names = std::mem::take(&mut merge.names);
+            }
+        }
+        Ok(Told { merge, names })
+    }
+
+    fn ask(&self, request: &mut MergeRequest) -> Outcome<ToldMerge> {
+        request.fork = self.seen.token(self.fork)?;
+        // Right before the comparison, which then sees the bytes that were stored through mappings.
+        self.root.write_back().map_err(|e| mounted(&self.dst, e))?;
+        let reply = self.root.ask_forks(&ForkRequest::Merge(request.clone()));
+        let reply = reply.map_err(|e| self.refusal(e))?;
+        reply.merge.ok_or_else(|| mounted(&self.dst, Errno::PROTO))
+    }
+
+    /// The reason of a refusal.
+    fn refusal(&self, e: Errno) -> Failure {
+        let (fork, dst) = (self.fork, &self.dst);
+        match e {
+            Errno::INVAL => Failure::at(fork, "is no fork, or the other directory is in it"),
+            Errno::NODATA => Failure::at(fork, "has no base: it was made with --no-base"),
+            Errno::FBIG => {
+                let why = "changed in more names than one merge takes (4,096, or fewer on a small \
+                           volume): nothing is merged";
+                Failure::at(fork, why)
+            }
+            Errno::TOOBIG => Failure::at(fork, "git ignores more names than a request holds"),
+            Errno::RANGE => Failure::at(
+                fork,
+                "the trees differ in more names than the memory of the daemon takes",
+            ),
+            Errno::BUSY => Failure::at(dst, "is changed all the time: nothing is merged"),
+            Errno::PERM | Errno::ACCESS => Failure::at(
+                dst,
+                "not merged: some name needs a right that the caller lacks, or is protected",
+            ),
+            e => mounted(dst, e),
+        }
+    }
+
+    fn is_git(&self) -> bool {
+        git::has_repository(self.fork) && git::has_repository(&self.dst)
+    }
+
+    /// The paths that git ignores in either tree, as text: those that are left alone, and those that
+    /// are taken as a whole.
+    fn ignored(&self) -> Outcome<(Vec<String>, Vec<String>)> {
+        if !self.is_git() {
+            return Ok((Vec::new(), Vec::new()));
+        }
+        let ignored = git::ignored_in_both(self.fork, &self.dst)?;
+        let is_taken = |path: &git::Ignored| path.is_dir && self.how.ignored == Ignored::Take;
+        let (taken, left): (Vec<_>, Vec<_>) = ignored.into_iter().partition(is_taken);
+        let texts = |paths: Vec<git::Ignored>| {
+            let text = |path: git::Ignored| path.path.into_iter().map(char::from).collect();
+            let texts: BTreeSet<String> = paths.into_iter().map(text).collect();
+            texts.into_iter().collect()
+        };
+        Ok((texts(left), texts(taken)))
+    }
+
+    /// Brings the commits of the fork into the repository of the destination.
+    fn fetch(&self) -> Outcome {
+        let name = std::path::absolute(self.fork);
+        let name = name.map_err(|e| Failure::system(self.fork, e))?;
+        let name = name.file_name().unwrap_or(OsStr::new("fork"));
+        if !self.is_git() {
+            return Ok(());
+        }
+        if let Err(failure) = git::fetch(self.fork, &self.dst, name) {
+            complain(&failure);
+            let why = "merged, but its commits were not fetched";
+            return Err(Failure::at(self.fork, why));
+        }
+        Ok(())
+    }
+}
+
+fn bytes_of(text: &str) -> Outcome<Vec<u8>> {
+    path_of_text(text).map_err(Failure::new_from)
+}
+
+impl Told {
+    fn say(&self, dry_run: bool) -> Outcome {
+        for name in &self.names {
+            let path = escaped(&bytes_of(&name.path)?);
+            match name.is_conflict {
+                true => say!("conflict   {path}: {}", name.word)?,
+                false => say!("{:<10} {path}", name.word)?,
+            }
+        }
+        let left_out = self.merge.left_out;
+        if left_out > 0 {
+            complain(format_args!(
+                "{left_out} changed names of the fork were left alone (.git, or ignored by git)"
+            ));
+        }
+        if self.merge.conflicts > 0 && !dry_run {
+            complain("conflicts: nothing is merged. --ours or --theirs lets one side win");
+        }
+        Ok(())
+    }
+
+    fn json(&self) -> Outcome<Value> {
+        let (mut names, mut conflicts) = (Vec::new(), Vec::new());
+        for name in &self.names {
+            let path = bytes_of(&name.path)?;
+            let path = OsStr::from_bytes(&path).to_string_lossy().into_owned();
+            match name.is_conflict {
+                true => conflicts.push(json!({ "path": path, "reason": name.word })),
+                false => names.push(json!({ "path": path, "change": name.word })),
+            }
+        }
+        Ok(json!({
+            "merged": self.merge.is_done,
+            "destination_unchanged": self.merge.is_forward,
+            "left_out": self.merge.left_out,
+            "conflicts": conflicts,
+            "names": names,
+        }))
+    }
+}

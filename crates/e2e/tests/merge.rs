@@ -1,0 +1,282 @@
+//! `ramet merge` on mounts of both transports.
+//!
+//! Each wait has an end: descriptors of inotify are polled with a deadline, and a thread reads the
+//! output of a shell.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use ramet_e2e::{Bed, Mount, ramet_bin, run, run_ok};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use serde_json::Value;
+
+const TRANSPORTS: [&str; 2] = ["io_uring", "no_io_uring"];
+/// The longest wait for something that comes at once.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn done(args: &[&str]) -> String {
+    run_ok(ramet_bin(), args)
+}
+
+fn status(args: &[&str]) -> (i32, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = run(ramet_bin(), args);
+    let text = [stdout, stderr].concat();
+    (
+        status.code().unwrap(),
+        String::from_utf8_lossy(&text).into_owned(),
+    )
+}
+
+/// A directory `src` on a mount, with a fork `fork` once it is filled.
+struct Pair<'a> {
+    mount: &'a Mount,
+}
+
+impl Pair<'_> {
+    fn path(&self, name: &str) -> PathBuf {
+        self.mount.root().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    fn write(&self, name: &str, content: &str) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    fn fork(&self) {
+        done(&["fork", &self.text("src"), &self.text("fork")]);
+    }
+
+    fn git(&self, dir: &str, args: &[&str]) -> String {
+        let dir = self.text(dir);
+        let fixed = ["-c", "user.name=a", "-c", "user.email=a@b", "-C", &dir];
+        run_ok(Path::new("git"), &[&fixed[..], args].concat())
+    }
+}
+
+/// A shell that works in a directory until it gets a line, and then runs a script.
+struct Shell {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Shell {
+    fn new(dir: &Path, script: &str) -> Shell {
+        let script = format!("echo ready; read line; {script}");
+        let mut child = Command::new("sh")
+            .args(["-c", &script])
+            .current_dir(dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                let _ = sender.send(line);
+            }
+        });
+        let shell = Shell { child, lines };
+        assert_eq!(shell.line(), "ready");
+        shell
+    }
+
+    fn line(&self) -> String {
+        self.lines.recv_timeout(PATIENCE).unwrap()
+    }
+
+    fn go_on(&mut self) {
+        self.child.stdin.take().unwrap().write_all(b"\n").unwrap();
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Reads the names of the events of a watch until one is of `name`.
+fn hears_of(watch: &OwnedFd, name: &str) -> bool {
+    let mut polled = [PollFd::new(watch, PollFlags::IN)];
+    let limit = Timespec::try_from(PATIENCE).unwrap();
+    while poll(&mut polled, Some(&limit)).unwrap() > 0 {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = inotify::Reader::new(watch.as_fd(), &mut buffer);
+        while let Ok(event) = reader.next() {
+            if event
+                .file_name()
+                .is_some_and(|found| found.to_bytes() == name.as_bytes())
+            {
+                return true;
+            }
+            if reader.is_buffer_empty() {
+                break;
+            }
+        }
+    }
+    false
+}
+
+#[test]
+fn users_of_the_destination_stay_in_it() {
+    for transport in TRANSPORTS {
+        let bed = Bed::new("256M");
+        let mount = bed.mount(&["-o", transport]);
+        let pair = Pair { mount: &mount };
+        for name in ["changed", "kept", "removed", "sub/changed"] {
+            pair.write(&format!("src/{name}"), "old");
+        }
+        pair.fork();
+        pair.write("fork/changed", "new");
+        pair.write("fork/sub/changed", "new");
+        pair.write("fork/sub/added", "added");
+        fs::remove_file(pair.path("fork/removed")).unwrap();
+        let mut open = File::open(pair.path("src/changed")).unwrap();
+        let kept = File::options()
+            .write(true)
+            .open(pair.path("src/kept"))
+            .unwrap();
+        let inode = fs::metadata(pair.path("src/kept")).unwrap().ino();
+        let script = "cat added changed; echo; ls; echo made >made";
+        let mut shell = Shell::new(&pair.path("src/sub"), script);
+        let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
+        let flags = WatchFlags::CREATE | WatchFlags::MODIFY;
+        inotify::add_watch(&watch, pair.path("src/sub"), flags).unwrap();
+        // The kernel knows that there is no such name.
+        assert!(!pair.path("src/sub/added").exists());
+        let told = done(&["merge", &pair.text("fork")]);
+        let wanted = "taken      changed\nremoved    removed\ntaken      sub/added\n\
+                      taken      sub/changed\n";
+        assert_eq!(told, wanted);
+        assert_eq!(pair.read("src/changed"), "new");
+        assert_eq!(pair.read("src/sub/added"), "added");
+        assert!(!pair.path("src/removed").exists());
+        let mut old = String::new();
+        open.seek(SeekFrom::Start(0)).unwrap();
+        open.read_to_string(&mut old).unwrap();
+        assert_eq!(old, "old", "a descriptor goes on with the file that it has");
+        kept.write_all_at(b"through", 0).unwrap();
+        assert_eq!(pair.read("src/kept"), "through");
+        assert_eq!(fs::metadata(pair.path("src/kept")).unwrap().ino(), inode);
+        shell.go_on();
+        let lines: Vec<String> = (0..3).map(|_| shell.line()).collect();
+        assert_eq!(lines, ["addednew", "added", "changed"]);
+        assert!(
+            hears_of(&watch, "made"),
+            "the watch is in the directory that has the name"
+        );
+    }
+}
+
+#[test]
+fn conflicts_are_told_and_a_side_may_win() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let pair = Pair { mount: &mount };
+    pair.write("src/f", "base\n");
+    pair.write("src/g", "1\n2\n3\n4\n5\n");
+    pair.fork();
+    pair.write("fork/f", "theirs\n");
+    pair.write("src/f", "ours\n");
+    pair.write("fork/g", "one\n2\n3\n4\n5\n");
+    pair.write("src/g", "1\n2\n3\n4\nfive\n");
+    let fork = pair.text("fork");
+    let (code, told) = status(&["merge", &fork]);
+    assert_eq!(code, 1, "{told}");
+    assert!(
+        told.contains("conflict   f: contents changed on both sides"),
+        "{told}"
+    );
+    assert_eq!(
+        pair.read("src/g"),
+        "1\n2\n3\n4\nfive\n",
+        "nothing is merged"
+    );
+    let (code, told) = status(&["merge", "--json", &fork]);
+    let told: Value = serde_json::from_str(told.split_inclusive("\n}").next().unwrap()).unwrap();
+    assert_eq!((code, &told["merged"]), (1, &Value::from(false)));
+    assert_eq!(told["conflicts"][0]["path"], "f");
+    assert_eq!(told["names"][0]["change"], "text");
+    let (code, told) = status(&["merge", "--ff-only", &fork]);
+    assert!(code == 2 && told.contains("--ff-only"), "{told}");
+    assert_eq!(status(&["merge", &pair.text("src")]).0, 2, "it is no fork");
+    let (code, told) = status(&["merge", "--theirs", "--dry-run", &fork]);
+    assert_eq!((code, told), (0, "taken      f\ntext       g\n".to_owned()));
+    assert_eq!(pair.read("src/f"), "ours\n");
+    assert_eq!(status(&["merge", "--theirs", &fork]).0, 0);
+    assert_eq!(pair.read("src/f"), "theirs\n");
+    assert_eq!(pair.read("src/g"), "one\n2\n3\n4\nfive\n");
+    done(&["clone", &pair.text("src"), &pair.text("other")]);
+    let into_other = ["merge", "--into", &pair.text("other"), &fork];
+    assert_eq!(status(&into_other), (0, String::new()), "it is merged");
+}
+
+#[test]
+fn repositories_are_fetched_and_ignored_names_stay() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let pair = Pair { mount: &mount };
+    pair.write("src/.gitignore", "target\n*.tmp\n");
+    pair.write("src/tracked", "base\n");
+    pair.git("src", &["init", "-q", "-b", "main"]);
+    pair.git("src", &["add", "."]);
+    pair.git("src", &["commit", "-q", "-m", "first"]);
+    pair.write("src/target/built", "old");
+    pair.fork();
+    pair.write("fork/tracked", "changed\n");
+    pair.git("fork", &["commit", "-q", "-a", "-m", "second"]);
+    pair.write("fork/untracked", "new");
+    pair.write("fork/target/built", "fork's");
+    pair.write("fork/target/more", "fork's");
+    pair.write("fork/x.tmp", "fork's");
+    let of = |dir: &str, name: &str| pair.git(dir, &["rev-parse", name]);
+    let (before, theirs) = (of("src", "HEAD"), of("fork", "HEAD"));
+    let (code, told) = status(&["merge", &pair.text("fork")]);
+    assert_eq!(code, 0, "{told}");
+    assert!(
+        told.starts_with("taken      tracked\ntaken      untracked\nramet: "),
+        "{told}"
+    );
+    assert_eq!(pair.read("src/tracked"), "changed\n");
+    assert_eq!(pair.read("src/target/built"), "old");
+    assert!(!pair.path("src/x.tmp").exists());
+    assert_eq!(of("src", "HEAD"), before);
+    assert_eq!(of("src", "refs/forks/fork/main"), theirs);
+    let status_of_git = pair.git("src", &["status", "--porcelain"]);
+    assert_eq!(
+        status_of_git, " M tracked\n?? untracked\n",
+        "the index stays"
+    );
+    pair.git("src", &["fsck", "--strict"]);
+    done(&["merge", "--ignored", "take", &pair.text("fork")]);
+    assert_eq!(pair.read("src/target/more"), "fork's");
+    assert_eq!(pair.read("src/target/built"), "fork's");
+    assert!(
+        !pair.path("src/x.tmp").exists(),
+        "a file alone is not taken"
+    );
+}
