@@ -130,10 +130,16 @@ pub struct VolumeStats {
 }
 
 impl VolumeStats {
-    /// The same with readable bytes that were counted.
+    /// The same with readable bytes that were counted. An estimate leaves parts out of the count, so
+    /// it is no less than the root tells.
     #[must_use]
     pub fn with_logical(mut self, logical: Logical) -> Self {
-        self.tree.logical_bytes = logical.bytes;
+        let told = self.tree.logical_bytes;
+        self.tree.logical_bytes = if logical.is_estimate {
+            logical.bytes.max(told)
+        } else {
+            logical.bytes
+        };
         self.logical_is_estimate = logical.is_estimate;
         self
     }
