@@ -49,9 +49,13 @@ fn covers_all(report: &CrashReport) -> bool {
 
 /// Runs histories with successive seeds on two threads until so many states were opened, and on
 /// up to four times as many until the histories had all that makes a state hard.
-fn run(what: &str, states: u64, record: fn(u64) -> Result<CrashRun, String>) -> CrashReport {
+fn run(
+    what: &str,
+    (first, states): (u64, u64),
+    record: fn(u64) -> Result<CrashRun, String>,
+) -> CrashReport {
     let total = Mutex::new(CrashReport::default());
-    let (first, start) = (env_u64("RAMET_SEED", 1), Instant::now());
+    let (first, start) = (env_u64("RAMET_SEED", first), Instant::now());
     let so_far = || *total.lock().expect("no panic holds it");
     let end = for_seeds(
         first,
@@ -80,13 +84,15 @@ fn run(what: &str, states: u64, record: fn(u64) -> Result<CrashRun, String>) -> 
 
 #[test]
 fn every_power_cut_leaves_a_prefix_of_the_batches() {
-    let total = run("tree", env_u64("RAMET_STATES", 85_000), tree);
+    let total = run("tree", (1, env_u64("RAMET_STATES", 85_000)), tree);
     assert!(total.interruptions > 0);
 }
 
 #[test]
 fn every_power_cut_leaves_a_prefix_of_the_operations_on_files() {
-    run("files", env_u64("RAMET_STATES", 85_000) * 3 / 17, files);
+    // Few histories of files make a lap of the journal. One of the first two from here on does.
+    let states = env_u64("RAMET_STATES", 85_000) * 3 / 17;
+    run("files", (11, states), files);
 }
 
 #[test]

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use ramet_block::failpoints::{self, Fault};
 use ramet_sim::{
-    CrashPlan, CrashReport, CrashRun, FaultRun, Generator, KillReport, Mix, Runner, Setup, Tool,
-    Victim, kill_everywhere,
+    CrashPlan, CrashReport, CrashRun, FaultRun, Generator, KillReport, Mix, Runner, STAGES_ONE_IN,
+    Setup, Tool, Victim, kill_everywhere,
 };
 
 /// Simulations.
@@ -27,6 +27,8 @@ enum Search {
     Recoveries,
     /// Power cuts in histories of operations on files.
     Files,
+    /// The same, with staged clones in each.
+    Staged,
     /// Damaged bytes.
     Damage,
     /// Failing calls of the device.
@@ -37,7 +39,7 @@ enum Search {
     Kills(Tool),
 }
 
-use Search::{Batches, Damage, Failures, Files, Kills, Recoveries, Steps};
+use Search::{Batches, Damage, Failures, Files, Kills, Recoveries, Staged, Steps};
 
 /// Each fault with the simulation that is to find it.
 const FAULTS: [(Fault, Search); 53] = [
@@ -85,7 +87,7 @@ const FAULTS: [(Fault, Search); 53] = [
     (Fault::NumberBlockLost, Files),
     (Fault::PinCountsAnywhere, Files),
     (Fault::NumberGivenTwice, Files),
-    (Fault::StagedNameKept, Files),
+    (Fault::StagedNameKept, Staged),
     (Fault::ChangeTorn, Files),
     (Fault::SnapshotTorn, Files),
     (Fault::SnapshotIdGivenAgain, Files),
@@ -150,6 +152,10 @@ fn search(how: Search, budget: u64, tried: &mut u64) -> Result<(), String> {
         Files => cuts(budget, tried, |seed| {
             CrashRun::record_files(&Setup::tight_of(seed, 256 << 10), plan(seed, 120, 24))
         }),
+        Staged => cuts(budget, tried, |seed| {
+            let seed = STAGES_ONE_IN * seed;
+            CrashRun::record_files(&Setup::tight_of(seed, 256 << 10), plan(seed, 120, 24))
+        }),
         Damage => {
             for seed in 1.. {
                 let victim = Victim::new(&Setup::tight_of(seed, 64 << 10), seed, 150, 200)?;
@@ -210,7 +216,7 @@ fn search(how: Search, budget: u64, tried: &mut u64) -> Result<(), String> {
 
 fn budget(how: Search) -> u64 {
     match how {
-        Batches | Files => 40_000,
+        Batches | Files | Staged => 40_000,
         // One is found in some 13,000 images, as seeds go.
         Recoveries => 120_000,
         Damage => 4000,
@@ -279,7 +285,7 @@ fn every_fault_is_found() {
 #[test]
 fn without_a_fault_nothing_is_found() {
     let kills = Tool::ALL.map(Kills);
-    let others = [Batches, Recoveries, Files, Damage, Failures, Steps];
+    let others = [Batches, Recoveries, Files, Staged, Damage, Failures, Steps];
     for how in others.into_iter().chain(kills) {
         let (start, mut tried) = (Instant::now(), 0);
         let outcome = search(how, budget(how) / 16, &mut tried);

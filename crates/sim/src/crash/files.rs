@@ -27,6 +27,8 @@ use crate::{Rng, Setup, SparseDevice};
 
 /// Longest file, in bytes.
 const FILE_BYTES_MAX: usize = 40 << 10;
+/// Histories whose seed is a multiple of this stage clones.
+pub const STAGES_ONE_IN: u64 = 4;
 /// Snapshots of a volume, at most.
 const SNAPSHOTS_MAX: usize = 3;
 /// Forks of a volume, at most.
@@ -304,7 +306,7 @@ pub(crate) fn grown(
         rng: Rng::new(seed ^ 0x6107),
         objects_max: 24,
         held: Vec::new(),
-        stages: seed.is_multiple_of(2),
+        stages: seed.is_multiple_of(STAGES_ONE_IN),
         staged: None,
         has_staged: false,
         freed: None,
@@ -357,7 +359,7 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
         rng: Rng::new(plan.seed ^ 0xf11e),
         objects_max: plan.keys_max,
         held: Vec::new(),
-        stages: plan.seed.is_multiple_of(2),
+        stages: plan.seed.is_multiple_of(STAGES_ONE_IN),
         staged: None,
         has_staged: false,
         freed: None,
@@ -427,7 +429,7 @@ struct History {
     objects_max: usize,
     /// Inodes that were looked up and not forgotten, and may be open.
     held: Vec<Ino>,
-    /// Some copies wait for their names: with every second seed.
+    /// Some copies wait for their names.
     stages: bool,
     /// A copy that waits for its name, with its source and its directory.
     staged: Option<(StagedObject, Ino, Ino)>,

@@ -21,6 +21,7 @@ mod recorder;
 mod run;
 mod tree;
 
+pub use files::STAGES_ONE_IN;
 pub(crate) use files::{Ending, Opening, grown, seen_digest};
 pub use plan::{CrashPlan, CrashReport};
 pub use run::CrashRun;
