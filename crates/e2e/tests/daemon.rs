@@ -1,6 +1,7 @@
 //! A daemon depends on nothing of the process that started it.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -9,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ramet_e2e::{Bed, Mount, ramet_bin};
+use ramet_e2e::{Bed, Mount, kill_and_wait, ramet_bin, run};
 
 /// How long a command may take, which is done in a moment.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -365,7 +366,8 @@ fn mount_whose_daemon_is_killed_ends_and_leaves_the_directory() {
         };
         // The kills are spread over the time that a mount takes.
         thread::sleep(Duration::from_micros(800 * round));
-        rustix::process::kill_process(daemon, rustix::process::Signal::KILL).expect("it runs");
+        // The volume is locked until the daemon has ended.
+        kill_and_wait(daemon);
         let status = loop {
             match starter.try_wait().expect("it is a child") {
                 Some(status) => break status,
@@ -389,5 +391,10 @@ fn mount_whose_daemon_is_killed_ends_and_leaves_the_directory() {
     }
     println!("{failed} mounts failed, {mounted} were done before the kill");
     assert!(failed > 0);
+    // A process that the last daemon began to start has its lock until it runs.
+    let start = Instant::now();
+    let volume = bed.volume();
+    let args = ["fsck".as_ref(), volume.as_ref()];
+    while !run::<&OsStr>(ramet_bin(), &args).status.success() && start.elapsed() < PATIENCE {}
     bed.fsck();
 }
