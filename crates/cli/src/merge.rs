@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use ramet_fs::{ForkRequest, MergeRequest, ToldMerge, ToldMergedName, path_of_text};
+use ramet_fs::{ForkRequest, MergeRequest, ToldMerge, ToldMergedName, path_of_text, text_of_path};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
@@ -188,8 +188,7 @@ impl<'a> Merging<'a> {
         let is_taken = |path: &git::Ignored| path.is_dir && self.how.ignored == Ignored::Take;
         let (taken, left): (Vec<_>, Vec<_>) = ignored.into_iter().partition(is_taken);
         let texts = |paths: Vec<git::Ignored>| {
-            let text = |path: git::Ignored| path.path.into_iter().map(char::from).collect();
-            let texts: BTreeSet<String> = paths.into_iter().map(text).collect();
+            let texts: BTreeSet<String> = paths.iter().map(|one| text_of_path(&one.path)).collect();
             texts.into_iter().collect()
         };
         Ok((texts(left), texts(taken)))

@@ -377,7 +377,8 @@ impl Mount {
     }
 }
 
-fn is_mount_point(dir: &Path) -> bool {
+/// Whether something is mounted at `dir`, which is absolute.
+pub fn is_mount_point(dir: &Path) -> bool {
     let mounts = std::fs::read("/proc/self/mounts").expect("there is /proc");
     let mut mounts = mounts.split(|&b| b == b'\n');
     mounts.any(|mount| mount.split(|&b| b == b' ').nth(1) == Some(dir.as_os_str().as_bytes()))

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ramet_e2e::{Bed, kill_and_wait, ramet_bin, run, run_ok};
+use ramet_e2e::{Bed, is_mount_point, kill_and_wait, ramet_bin, run, run_ok};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -248,16 +248,11 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        if mounted(&self.0) {
+        if is_mount_point(&self.0) {
             kill_and_wait(self.1);
             ramet(&["umount".as_ref(), self.0.as_ref()]);
         }
     }
-}
-
-fn mounted(dir: &Path) -> bool {
-    let mounts = fs::read_to_string("/proc/self/mounts").expect("/proc is mounted");
-    mounts.contains(&*dir.to_string_lossy())
 }
 
 #[test]
@@ -350,7 +345,7 @@ fn without_any_lock_the_owner_block_keeps_a_second_writer_out_and_stops_one_that
         !out.status.success(),
         "what was written is lost, and umount says so"
     );
-    if mounted(&dirs[0]) {
+    if is_mount_point(&dirs[0]) {
         kill_and_wait(first.1);
         run_ok(ramet_bin(), &["umount".as_ref(), dirs[0].as_os_str()]);
     }

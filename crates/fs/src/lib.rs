@@ -96,7 +96,7 @@ pub use tools::controls::{ControlState, Controls};
 pub use tools::diff::{Change, Difference};
 pub use tools::fork_calls::{ForkReply, ForkRequest, ToldFork, ToldMeasure, answer_forks};
 pub use tools::merge::{MergeOptions, Merged, MergedName, merge_fork};
-pub use tools::merge_calls::{MergeRequest, ToldMerge, ToldMergedName, path_of_text};
+pub use tools::merge_calls::{MergeRequest, ToldMerge, ToldMergedName, path_of_text, text_of_path};
 pub use tools::merge_plan::{Clash, Conflict, Favor, LeftOut};
 pub use tools::mkfs::UnfinishedVolume;
 pub use tools::scrub::{Damaged, ScrubPage};

@@ -63,6 +63,14 @@ impl Bed {
         self.make(path, Kind::Directory);
     }
 
+    /// Makes a symbolic link.
+    fn symlink(&self, (dir, name): (&str, &str), target: &[u8]) {
+        let mut link = NewInode::new(Kind::Symlink, 0o777);
+        link.target = target;
+        let (names, dir) = (self.volume.names(), self.at(dir));
+        names.create(dir, name.as_bytes(), &link).unwrap();
+    }
+
     /// Makes a file of these bytes, or gives it them.
     fn write(&self, path: &str, bytes: &[u8]) {
         let ino = self
@@ -343,12 +351,7 @@ fn kinds_are_exchanged_only_where_nothing_was_changed() {
     bed.dir("fork/f");
     bed.write("fork/f/new", b"new");
     bed.remove("fork/d");
-    let mut link = NewInode::new(Kind::Symlink, 0o777);
-    link.target = b"f/new";
-    bed.volume
-        .names()
-        .create(bed.at("fork"), b"d", &link)
-        .unwrap();
+    bed.symlink(("fork", "d"), b"f/new");
     bed.write("src/f", b"changed");
     bed.clash("f", Clash::Kind);
     bed.write("src/f", TEXT);
@@ -364,12 +367,7 @@ fn kinds_are_exchanged_only_where_nothing_was_changed() {
 #[test]
 fn devices_and_links_are_merged_as_they_are() {
     let bed = Bed::new(|bed| {
-        let mut link = NewInode::new(Kind::Symlink, 0o777);
-        link.target = b"old";
-        bed.volume
-            .names()
-            .create(bed.at("src"), b"link", &link)
-            .unwrap();
+        bed.symlink(("src", "link"), b"old");
     });
     let mut device = NewInode::new(Kind::CharDevice, 0o600);
     device.rdev = 0x103;
@@ -379,12 +377,7 @@ fn devices_and_links_are_merged_as_they_are() {
         .unwrap();
     for (top, target) in [("fork", &b"theirs"[..]), ("src", b"ours")] {
         bed.remove(&format!("{top}/link"));
-        let mut link = NewInode::new(Kind::Symlink, 0o777);
-        link.target = target;
-        bed.volume
-            .names()
-            .create(bed.at(top), b"link", &link)
-            .unwrap();
+        bed.symlink((top, "link"), target);
     }
     bed.clash("link", Clash::Contents);
     assert!(bed.merge_as(Favor::Theirs).is_done);

@@ -162,11 +162,11 @@ fn search(how: Search, (first, budget): (u64, u64), tried: &mut u64) -> Result<(
             let small = 3 * seed + 1;
             CrashRun::record(&Setup::tight_of(small, 64 << 10), plan)
         }),
-        Files => cuts((first, budget), tried, |seed| {
-            CrashRun::record_files(&Setup::tight_of(seed, 256 << 10), plan(seed, 120, 24))
-        }),
-        Staged => cuts((first, budget), tried, |seed| {
-            let seed = STAGES_ONE_IN * seed;
+        Files | Staged => cuts((first, budget), tried, |seed| {
+            let seed = match how {
+                Staged => STAGES_ONE_IN * seed,
+                _ => seed,
+            };
             CrashRun::record_files(&Setup::tight_of(seed, 256 << 10), plan(seed, 120, 24))
         }),
         Damage => {

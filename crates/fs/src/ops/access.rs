@@ -161,7 +161,7 @@ impl Caller {
                 record.gid = self.gid;
             }
         }
-        if !self.is_in(record.gid) && !self.has(Capabilities::FSETID) {
+        if !self.may_set_setgid(record.gid) {
             record.mode &= !S_ISGID;
         }
     }

@@ -21,8 +21,7 @@ use crate::format::import::{ImportAttr, ImportBody, ImportItem, Items};
 use crate::format::keys::{self, Orphan};
 use crate::format::name::check_name;
 use crate::format::record::{
-    Entry, FLAG_ACL, FLAG_CAPABILITY, FLAG_SPARSE, FLAG_XATTRS, Kind, LinkEntry, Record, S_IFMT,
-    Time,
+    Entry, FLAG_ACL, FLAG_SPARSE, FLAG_XATTRS, Kind, LinkEntry, Record, S_IFMT, Time,
 };
 use crate::format::slots::{SLOTS_MAX, Slot};
 use crate::namespace::numbers::Numbers;
@@ -35,7 +34,7 @@ use crate::ops::allocation::{Allocation, CHUNK_BLOCKS};
 use crate::ops::contents::move_contents;
 use crate::ops::import_blocks::{Contents, SETTLED_BYTES};
 use crate::ops::import_settlers::Settlers;
-use crate::ops::xattr::{XATTR_BYTES_MAX, check as check_xattr};
+use crate::ops::xattr::{XATTR_BYTES_MAX, check as check_xattr, flags_of};
 
 /// Bytes of one batch of records.
 const BATCH_BYTES: usize = 512 << 10;
@@ -609,9 +608,7 @@ impl Stage {
         if let Some(flag) = flag_of(name) {
             return self.add_list(name, value, (flag, kind));
         }
-        let is_capability = name == b"security.capability";
-        let capability = if is_capability { FLAG_CAPABILITY } else { 0 };
-        self.open_record()?.flags |= FLAG_XATTRS | capability;
+        self.open_record()?.flags |= flags_of(name);
         let key = self.xattr_key(name);
         self.put(key, Bytes::copy_from_slice(value));
         self.counts.xattrs += 1;

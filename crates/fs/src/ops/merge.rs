@@ -28,8 +28,7 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::blocks::BLOCK;
 use crate::format::keys;
 use crate::format::record::{
-    FLAG_CAPABILITY, FLAG_NO_ATIME, FLAG_NO_DUMP, FLAG_SPARSE, FLAG_XATTRS, Kind, Record, S_ISGID,
-    Time,
+    FLAG_NO_ATIME, FLAG_NO_DUMP, FLAG_SPARSE, FLAG_XATTRS, Kind, Record, S_ISGID, Time,
 };
 use crate::format::slots::{SLOTS_WITHOUT_INDEX, Slot};
 use crate::namespace::inode::{DirPath, Inode};
@@ -39,7 +38,6 @@ use crate::namespace::slot_index::indexing;
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_names, lock_states};
 use crate::ops::access::Caller;
-use crate::ops::acl::flag_of;
 use crate::ops::at::At;
 use crate::ops::clone::Plan;
 use crate::ops::contents::{FEW_BLOCKS, Few, delete_ranges, few_blocks, move_contents};
@@ -49,6 +47,7 @@ use crate::ops::removal::Removal;
 use crate::ops::rename::move_slot;
 use crate::ops::staged::Destination;
 use crate::ops::trees::{Trees, Victim, invalidations};
+use crate::ops::xattr::flags_of;
 
 /// Most steps of one merge.
 pub(crate) const STEPS_MAX: usize = 4096;
@@ -255,9 +254,7 @@ impl Trees {
         let merging = Merging { trees: self, merge };
         merging.run()
     }
-}
 
-impl Trees {
     /// Refuses a caller that may not list a directory on the way to a path below `top`, as far as
     /// the path leads.
     ///
@@ -570,11 +567,7 @@ impl<'a> Merging<'a> {
             let record = tx.get(inode);
             protections.of(inode, record)?.allow_change()?;
             caller.may_set(record, (look.uid, look.gid))?;
-            let mut names = attributes.keys();
-            return match names.all(|name| caller.may_set_xattr(name, inode.kind)) {
-                true => Ok(()),
-                false => Err(Error::NotPermitted),
-            };
+            return may_set_attributes(caller, inode, attributes);
         }
         if let Action::Move { .. } = target.prepared.step.action {
             self.may_move(caller, tx, target)?;
@@ -610,11 +603,7 @@ impl<'a> Merging<'a> {
         if Look::of(record) != *look || !attributes.is_empty() {
             caller.may_set(record, (look.uid, look.gid))?;
         }
-        let mut names = attributes.keys();
-        match names.all(|name| caller.may_set_xattr(name, inode.kind)) {
-            true => Ok(()),
-            false => Err(Error::NotPermitted),
-        }
+        may_set_attributes(caller, inode, attributes)
     }
 
     /// The contents of those files that are copied as values.
@@ -952,15 +941,6 @@ fn copy_data(
     }
 }
 
-/// The flags of a record with an extended attribute of this name.
-fn flags_of(name: &[u8]) -> u16 {
-    let capability = match name == b"security.capability" {
-        true => FLAG_CAPABILITY,
-        false => 0,
-    };
-    FLAG_XATTRS | capability | flag_of(name).unwrap_or_default()
-}
-
 /// Gives the file a new name, as rename(2). Returns the slot that it takes.
 fn move_name(
     tx: &mut Transaction<'_>,
@@ -1006,6 +986,19 @@ fn add_tree(topology: &Topology, victim: &Victim, ranges: &mut Vec<Bytes>) -> Re
         ranges.extend([keys::META, keys::DATA].map(|index| keys::shared_inodes(index, &root)));
     }
     Ok(())
+}
+
+/// Refuses attributes that the caller may not set or remove.
+fn may_set_attributes(
+    caller: &Caller,
+    inode: &Inode,
+    attributes: &BTreeMap<Bytes, Option<Bytes>>,
+) -> Result<()> {
+    let mut names = attributes.keys();
+    match names.all(|name| caller.may_set_xattr(name, inode.kind)) {
+        true => Ok(()),
+        false => Err(Error::NotPermitted),
+    }
 }
 
 /// Gives an object other attributes.

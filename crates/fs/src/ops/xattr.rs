@@ -51,6 +51,15 @@ pub(crate) fn check(name: &[u8]) -> Result<()> {
     }
 }
 
+/// The flags of a record with an extended attribute of this name.
+pub(crate) fn flags_of(name: &[u8]) -> u16 {
+    let capability = match name == b"security.capability" {
+        true => FLAG_CAPABILITY,
+        false => 0,
+    };
+    FLAG_XATTRS | capability | flag_of(name).unwrap_or_default()
+}
+
 impl Attributes {
     /// Sets an attribute. The caller checked permissions. An access control list is set as
     /// [`Attributes::set_list`] does; `mode` does not count.
@@ -84,10 +93,7 @@ impl Attributes {
         tx.batch.put(keys::xattr(&path, name), value.to_vec());
         let now = self.times.now();
         let record = tx.edit(&inode);
-        record.flags |= FLAG_XATTRS;
-        if name == b"security.capability" {
-            record.flags |= FLAG_CAPABILITY;
-        }
+        record.flags |= flags_of(name);
         record.ctime = now;
         tx.apply(&topology, &self.namespace.tree)
     }
@@ -173,10 +179,7 @@ impl Attributes {
         tx.batch.delete(keys::xattr(&topology.path(&inode)?, name));
         let now = self.times.now();
         let record = tx.edit(&inode);
-        if name == b"security.capability" {
-            record.flags &= !FLAG_CAPABILITY;
-        }
-        record.flags &= !flag_of(name).unwrap_or_default();
+        record.flags &= !(flags_of(name) & !FLAG_XATTRS);
         record.ctime = now;
         tx.apply(&topology, &self.namespace.tree)
     }

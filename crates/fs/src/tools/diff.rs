@@ -103,6 +103,13 @@ pub(crate) struct Object {
     pub(crate) is_shared: bool,
 }
 
+impl Object {
+    /// Whether it has other names too.
+    pub(crate) fn has_other_names(&self) -> bool {
+        self.is_shared && self.record.nlink > 1
+    }
+}
+
 struct Comparison {
     sides: [Side; 2],
     /// Both are in one tree: equal paths are of one object.
@@ -127,6 +134,16 @@ pub(crate) struct Found {
     pub(crate) held: Held,
 }
 
+impl Found {
+    /// No differences.
+    pub(crate) fn none(budget: &Arc<Budget>) -> Self {
+        Self {
+            differences: Vec::new(),
+            held: Held::new(budget, Use::Requests),
+        }
+    }
+}
+
 /// The names that differ between the trees of two directories, in the order of directories before
 /// their entries, as of one moment.
 ///
@@ -135,15 +152,12 @@ pub(crate) struct Found {
 /// more than its part of the memory budget.
 pub(crate) fn diff(namespace: &Namespace, a: Ino, b: Ino) -> Result<Found> {
     let dirs = [namespace.dir(a)?, namespace.dir(b)?];
-    let held = Held::new(namespace.tree.budget(), Use::Requests);
+    let budget = namespace.tree.budget();
     if a == b {
-        return Ok(Found {
-            differences: Vec::new(),
-            held,
-        });
+        return Ok(Found::none(budget));
     }
-    let sides = live_sides(namespace, [&dirs[0], &dirs[1]])?;
-    Comparison::new(sides, true, held).find()
+    let [a, b] = live_sides(namespace, [&dirs[0], &dirs[1]])?;
+    diff_sides(budget, [&a, &b], true)
 }
 
 /// The trees of two directories as of one moment.
@@ -190,9 +204,8 @@ pub(crate) fn diff_sides(
 /// # Errors
 /// `Range` as [`diff`], and those of the tree.
 pub(crate) fn diff_then(budget: &Arc<Budget>, sides: [(&Snapshot, &Then); 2]) -> Result<Found> {
-    let sides = sides.map(|(snapshot, then)| Side::of_then(snapshot, then));
-    let held = Held::new(budget, Use::Requests);
-    Comparison::new(sides, false, held).find()
+    let [a, b] = sides.map(|(snapshot, then)| Side::of_then(snapshot, then));
+    diff_sides(budget, [&a, &b], false)
 }
 
 impl Side {

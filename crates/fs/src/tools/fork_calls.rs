@@ -14,7 +14,7 @@ use crate::ops::names::Names;
 use crate::ops::snapshots::utc;
 use crate::tools::control::STAT_BYTES;
 use crate::tools::diff::diff_then;
-use crate::tools::merge_calls::{MergeRequest, ToldMerge, as_text, json_bytes};
+use crate::tools::merge_calls::{MergeRequest, ToldMerge, json_bytes, text_of_path};
 
 /// A request about forks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -152,12 +152,12 @@ const FORKS_BYTES_MAX: usize = STAT_BYTES - 256;
 const PATH_BYTES_MAX: usize = 4096;
 
 fn told(entry: ForkEntry) -> ToldFork {
-    let short = |path: Vec<u8>| (path.len() <= PATH_BYTES_MAX).then(|| as_text(&path));
+    let short = |path: Vec<u8>| (path.len() <= PATH_BYTES_MAX).then(|| text_of_path(&path));
     ToldFork {
         id: entry.id,
         ino: entry.ino.0,
         generation: entry.generation,
-        path: as_text(&entry.path),
+        path: text_of_path(&entry.path),
         origin_fork: entry.origin.fork,
         origin_ino: entry.origin.ino.0,
         origin_generation: entry.origin.generation,

@@ -12,8 +12,9 @@ const NAMES_BYTES_MAX: usize = STAT_BYTES - 1024;
 /// Bytes of the fields of a name beside its texts, at most.
 const FIELDS_BYTES: usize = 64;
 
-/// A path as text.
-pub(crate) fn as_text(path: &[u8]) -> String {
+/// A path as text, for a request or an answer: [`path_of_text`] gives its bytes back.
+#[must_use]
+pub fn text_of_path(path: &[u8]) -> String {
     path.iter().map(|&byte| char::from(byte)).collect()
 }
 
@@ -127,7 +128,7 @@ impl MergeRequest {
         let first = usize::try_from(self.first).unwrap_or(usize::MAX);
         let mut bytes = 0;
         for (path, word, is_conflict) in conflicts.chain(names).skip(first) {
-            let mut path = as_text(path);
+            let mut path = text_of_path(path);
             if json_bytes(&path) > NAMES_BYTES_MAX / 2 {
                 path = "(a long path)".to_owned();
             }

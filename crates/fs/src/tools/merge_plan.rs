@@ -33,7 +33,7 @@ use crate::format::record::{FLAG_XATTRS, Kind, S_ISGID, S_ISUID};
 use crate::ops::access::Caller;
 use crate::ops::acl::PERMISSION_BITS;
 use crate::ops::merge::{Action, Content, Look, MergeStep, STEPS_MAX};
-use crate::tools::diff::{Change, Difference, Object, Side, diff_sides};
+use crate::tools::diff::{Change, Difference, Found, Object, Side, diff_sides};
 use crate::tools::merge_text::MergedTexts;
 
 /// Most bytes of conflicts that a plan tells: of their paths.
@@ -464,9 +464,7 @@ impl Planning<'_> {
                 None => Clash::GoneInDestination,
             };
             self.whole.insert(dir.clone());
-            if self.clash(&to, clash)? {
-                self.take(&dir, &to)?;
-            }
+            self.clash_or_take((&to, clash), (&dir, &to))?;
             return Ok(true);
         }
         Ok(false)
@@ -483,8 +481,7 @@ impl Planning<'_> {
             self.step(to, Action::Tree { from });
             return Ok(());
         }
-        let has_names = found.is_shared && found.record.nlink > 1;
-        if has_names && !self.clash(to, Clash::HardLinks)? {
+        if found.has_other_names() && !self.clash(to, Clash::HardLinks)? {
             return Ok(());
         }
         let action = Action::File {
@@ -493,6 +490,31 @@ impl Planning<'_> {
             attributes: attributes_of((fork, &found))?,
         };
         self.step(to, action);
+        Ok(())
+    }
+
+    /// Notes a conflict at a name, or takes the object of the fork if its side wins.
+    fn clash_or_take(
+        &mut self,
+        (at, clash): (&Bytes, Clash),
+        (object, to): (&Bytes, &Bytes),
+    ) -> Result<()> {
+        match self.clash(at, clash)? {
+            true => self.take(object, to),
+            false => Ok(()),
+        }
+    }
+
+    /// The same for an object that the fork renamed: that of the old name goes.
+    fn clash_or_replace(
+        &mut self,
+        (at, clash): (&Bytes, Clash),
+        (object, old, new): (&Bytes, &Bytes, &Bytes),
+    ) -> Result<()> {
+        if self.clash(at, clash)? {
+            self.step(old, Action::Remove);
+            self.take(object, new)?;
+        }
         Ok(())
     }
 
@@ -521,18 +543,34 @@ impl Planning<'_> {
         (object, fork): (&Bytes, &Object),
         (to, dst): (&Bytes, &Object),
     ) -> Result<bool> {
-        let three = self.three;
-        if fork.record.kind() != dst.record.kind()
-            || !are_equal((&three.fork, fork), (&three.dst, dst))?
-        {
+        let sides = [&self.three.fork, &self.three.dst];
+        let inside = self.inside(sides, [(object, fork), (to, dst)], true)?;
+        let Some((found, _)) = inside else {
             return Ok(false);
-        }
-        if fork.record.kind() != Kind::Directory {
-            return Ok(true);
-        }
-        let sides = [three.fork.below(object, fork)?, three.dst.below(to, dst)?];
-        let found = diff_sides(three.budget, [&sides[0], &sides[1]], true)?;
+        };
         Ok(found.differences.iter().all(|one| one.path.is_empty()))
+    }
+
+    /// The differences of two trees with the trees themselves: none for two objects that are no
+    /// directories. `None` if the objects themselves differ in more than times.
+    fn inside(
+        &self,
+        [x, y]: [&Side; 2],
+        [(at_x, a), (at_y, b)]: [(&Bytes, &Object); 2],
+        is_one_tree: bool,
+    ) -> Result<Option<(Found, [Side; 2])>> {
+        if a.record.kind() != b.record.kind() || !are_equal((x, a), (y, b))? {
+            return Ok(None);
+        }
+        if a.record.kind() != Kind::Directory {
+            return Ok(Some((
+                Found::none(self.three.budget),
+                [x.clone(), y.clone()],
+            )));
+        }
+        let sides = [x.below(at_x, a)?, y.below(at_y, b)?];
+        let found = diff_sides(self.three.budget, [&sides[0], &sides[1]], is_one_tree)?;
+        Ok(Some((found, sides)))
     }
 
     /// A name that the fork changed, and did not rename.
@@ -555,10 +593,7 @@ impl Planning<'_> {
             (None, Some(fork), Some(dst)) => self.both_added((object, &fork), (&to, &dst)),
             (Some(base), None, Some(dst)) => self.removed((object, &base), (&to, &dst)),
             (Some(_), Some(_), None) => {
-                if self.clash(&to, Clash::GoneInDestination)? {
-                    self.take(object, &to)?;
-                }
-                Ok(())
+                self.clash_or_take((&to, Clash::GoneInDestination), (object, &to))
             }
             (Some(base), Some(fork), Some(dst)) => {
                 let kinds = [&base, &fork, &dst].map(|object| object.record.kind());
@@ -588,10 +623,7 @@ impl Planning<'_> {
         {
             return self.take(object, to);
         }
-        if self.clash(to, Clash::Kind)? {
-            self.take(object, to)?;
-        }
-        Ok(())
+        self.clash_or_take((to, Clash::Kind), (object, to))
     }
 
     /// Both sides have a name that the base lacks.
@@ -602,17 +634,13 @@ impl Planning<'_> {
     ) -> Result<()> {
         let three = self.three;
         if fork.record.kind() != dst.record.kind() {
-            if self.clash(to, Clash::BothAdded)? {
-                self.take(object, to)?;
-            }
-            return Ok(());
+            return self.clash_or_take((to, Clash::BothAdded), (object, to));
         }
         if fork.record.kind() != Kind::Directory {
-            let is_same = are_equal((&three.fork, fork), (&three.dst, dst))?;
-            if !is_same && self.clash(to, Clash::BothAdded)? {
-                self.take(object, to)?;
-            }
-            return Ok(());
+            return match are_equal((&three.fork, fork), (&three.dst, dst))? {
+                true => Ok(()),
+                false => self.clash_or_take((to, Clash::BothAdded), (object, to)),
+            };
         }
         let sides = [three.dst.below(to, dst)?, three.fork.below(object, fork)?];
         let found = diff_sides(three.budget, [&sides[0], &sides[1]], true)?;
@@ -662,18 +690,13 @@ impl Planning<'_> {
         (to, dst): (&Bytes, &Object),
     ) -> Result<bool> {
         let three = self.three;
-        if base.record.kind() != dst.record.kind()
-            || !are_equal((&three.base, base), (&three.dst, dst))?
-        {
+        let sides = [&three.base, &three.dst];
+        let inside = self.inside(sides, [(object, base), (to, dst)], false)?;
+        let Some((found, trees)) = inside else {
             return Ok(false);
-        }
-        if base.record.kind() != Kind::Directory {
-            return Ok(true);
-        }
-        let sides = [three.base.below(object, base)?, three.dst.below(to, dst)?];
-        let found = diff_sides(three.budget, [&sides[0], &sides[1]], false)?;
+        };
         for one in &found.differences {
-            if !one.path.is_empty() && three.matters(one, (&sides[0], &sides[1]))? {
+            if !one.path.is_empty() && three.matters(one, (&trees[0], &trees[1]))? {
                 return Ok(false);
             }
         }
@@ -709,37 +732,19 @@ impl Planning<'_> {
             return self.aspects((to, &old, &new), [&base, &fork, &dst]);
         }
         if self.moved.contains_key(from) {
-            if self.clash(&old, Clash::BothRenamed)? {
-                self.step(&old, Action::Remove);
-                self.take(to, &new)?;
-            }
-            return Ok(());
+            return self.clash_or_replace((&old, Clash::BothRenamed), (to, &old, &new));
         }
         if dst.record.kind() != base.record.kind() {
-            if self.clash(&old, Clash::Kind)? {
-                self.take(to, &new)?;
-            }
-            return Ok(());
+            return self.clash_or_take((&old, Clash::Kind), (to, &new));
         }
         if is_there {
             return self.removed((from, &base), (&old, &dst));
         }
         if there.is_some() {
-            if self.clash(&new, Clash::BothAdded)? {
-                self.step(&old, Action::Remove);
-                self.take(to, &new)?;
-            }
-            return Ok(());
+            return self.clash_or_replace((&new, Clash::BothAdded), (to, &old, &new));
         }
-        if [&fork, &dst]
-            .iter()
-            .any(|one| one.is_shared && one.record.nlink > 1)
-        {
-            if self.clash(&old, Clash::HardLinks)? {
-                self.step(&old, Action::Remove);
-                self.take(to, &new)?;
-            }
-            return Ok(());
+        if fork.has_other_names() || dst.has_other_names() {
+            return self.clash_or_replace((&old, Clash::HardLinks), (to, &old, &new));
         }
         let before = self.plan.conflicts.len();
         self.aspects((to, &old, &new), [&base, &fork, &dst])?;
@@ -815,10 +820,10 @@ impl Planning<'_> {
             // As write(2) and chown(2): nobody said that these contents get these rights.
             look.mode &= !(S_ISUID | S_ISGID);
         }
-        let is_linked = [fork, dst].map(|one| one.is_shared && one.record.nlink > 1);
+        let is_linked = fork.has_other_names() || dst.has_other_names();
         let content = match content {
             None => return self.change((from, to, dst), (look, attributes)),
-            Some(_) if is_linked.contains(&true) && !self.clash(to, Clash::HardLinks)? => {
+            Some(_) if is_linked && !self.clash(to, Clash::HardLinks)? => {
                 return Ok(());
             }
             Some(content) => content,

@@ -42,8 +42,8 @@ fn take(rest: &AtomicU64, amount: u64) -> bool {
 
 impl MergedTexts {
     /// The three texts as one, if no line was changed in two ways, and whether it is that of the
-    /// destination. `None` also for files that are
-    /// too long, or no text, and when the merge has had its share of work.
+    /// destination. `None` also for files that are too long, or no text, and when the merge has had
+    /// its share of work.
     ///
     /// # Errors
     /// Those of the tree.
