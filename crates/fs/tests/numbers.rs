@@ -365,11 +365,30 @@ struct Seen {
     next: usize,
     /// The living by their numbers.
     living: HashMap<u64, usize>,
-    most_living: usize,
     largest: u64,
+    /// Numbers of the trees, which were shown when the trees were made, and live on.
+    trees: Numbers,
+    /// The living with numbers above those, now and at the worst moment.
+    above: usize,
+    most_above: usize,
     clones: u64,
     moves: u64,
     times: Vec<Duration>,
+}
+
+/// The numbers of inodes that were made.
+#[derive(Default)]
+struct Numbers {
+    count: u64,
+    largest: u64,
+}
+
+impl Numbers {
+    fn add(&mut self, made: Attr) -> Ino {
+        self.count += 1;
+        self.largest = self.largest.max(made.ino.0);
+        made.ino
+    }
 }
 
 /// Names in the directories of the trees that are cloned.
@@ -396,7 +415,8 @@ impl Seen {
             other, None,
             "{identity:?} of {name} is that of another inode"
         );
-        self.most_living = self.most_living.max(self.living.len());
+        self.above += usize::from(attr.ino.0 > self.trees.largest);
+        self.most_above = self.most_above.max(self.above);
         self.largest = self.largest.max(attr.ino.0);
         let node = Node {
             identity,
@@ -462,11 +482,18 @@ impl Seen {
     /// A directory that is not in one of the trees, and the way to it.
     fn place(&mut self, depth: usize) -> Vec<(usize, Ino)> {
         let way = self.dir(depth);
-        let in_tree = way.get(1).is_some_and(|top| {
+        match self.is_in_tree(&way) {
+            true => way[..1].to_vec(),
+            false => way,
+        }
+    }
+
+    /// Whether a way leads into one of the trees, which keep all of their inodes.
+    fn is_in_tree(&self, way: &[(usize, Ino)]) -> bool {
+        way.get(1).is_some_and(|top| {
             let mut trees = self.nodes[&0].names.iter();
             trees.any(|(name, id)| *id == top.0 && name.starts_with("tree"))
-        });
-        if in_tree { way[..1].to_vec() } else { way }
+        })
     }
 
     /// Notes that clones of clones are below a place.
@@ -504,7 +531,7 @@ impl Seen {
         let Some((from, moved)) = way.len().checked_sub(2).map(|at| (way[at], way[at + 1])) else {
             return;
         };
-        if name.starts_with("tree") {
+        if self.is_in_tree(&way) {
             return;
         }
         let to = *to_way.last().unwrap();
@@ -531,7 +558,7 @@ impl Seen {
 
     fn remove(&mut self) {
         let (way, name) = self.walk(2);
-        if way.len() < 2 || name.starts_with("tree") {
+        if way.len() < 2 || self.is_in_tree(&way) {
             return;
         }
         let (dir, gone) = (way[way.len() - 2], way[way.len() - 1]);
@@ -542,20 +569,22 @@ impl Seen {
             let node = self.nodes.remove(&id).unwrap();
             next.extend(node.names.into_values());
             assert_eq!(self.living.remove(&node.identity.0), Some(id));
+            self.above -= usize::from(node.identity.0 > self.trees.largest);
         }
     }
 }
 
 /// Makes the trees that are cloned: of 10 to `files_max` files.
-fn make_trees(volume: &Volume, files_max: usize) {
+fn make_trees(volume: &Volume, files_max: usize) -> Numbers {
+    let mut numbers = Numbers::default();
     let mut files = 10;
     while files <= files_max {
-        let top = make(volume, ROOT_INO, &format!("tree{files}"), Kind::Directory).ino;
-        let mut dirs = vec![top];
+        let top = make(volume, ROOT_INO, &format!("tree{files}"), Kind::Directory);
+        let mut dirs = vec![numbers.add(top)];
         for depth in 0..2 {
             let above = *dirs.last().unwrap();
             for name in DIRS {
-                dirs.push(make(volume, above, name, Kind::Directory).ino);
+                dirs.push(numbers.add(make(volume, above, name, Kind::Directory)));
             }
             assert!(depth < NEST_MAX);
         }
@@ -567,11 +596,12 @@ fn make_trees(volume: &Volume, files_max: usize) {
                 &format!("f{}", file / dirs.len()),
                 Kind::Regular,
             );
-            volume.forget(made.ino, 1);
+            volume.forget(numbers.add(made), 1);
         }
         files *= 10;
     }
     volume.forget_all();
+    numbers
 }
 
 #[test]
@@ -583,15 +613,17 @@ fn numbers_of_clones_renamed_moved_and_removed_at_random_are_unique_and_small() 
     } else {
         512 << 20
     });
-    make_trees(&volume, files_max);
+    let trees = make_trees(&volume, files_max);
     let mut seen = Seen {
         volume,
         rng: StdRng::seed_from_u64(variable("RAMET_SEED").unwrap_or(3)),
         nodes: HashMap::from([(0, Node::default())]),
         next: 0,
         living: HashMap::from([(1, 0)]),
-        most_living: 1,
         largest: 1,
+        trees,
+        above: 0,
+        most_above: 0,
         clones: 0,
         moves: 0,
         times: Vec::new(),
@@ -621,14 +653,19 @@ fn numbers_of_clones_renamed_moved_and_removed_at_random_are_unique_and_small() 
         }
         if steps.is_multiple_of(65_536) {
             println!(
-                "{} clones, {} shown and living",
+                "{} clones, {} shown and living, {} of them above the trees, largest number {}",
                 seen.clones,
-                seen.living.len()
+                seen.living.len(),
+                seen.above,
+                seen.largest,
             );
         }
         assert!(steps < 100 * clones + 10_000, "clones are made");
     }
-    let ratio = seen.largest as f64 / seen.most_living as f64;
+    // All inodes of the trees were shown and lived from the start on.
+    let Numbers { count, largest } = seen.trees;
+    let ratio = seen.largest.max(largest) as f64 / (count as f64).max(seen.living.len() as f64);
+    let ratio_above = seen.largest.saturating_sub(largest) as f64 / seen.most_above as f64;
     let median = |times: &[Duration]| {
         let mut times = times.to_vec();
         times.sort_unstable();
@@ -637,14 +674,16 @@ fn numbers_of_clones_renamed_moved_and_removed_at_random_are_unique_and_small() 
     let times = &seen.times;
     let part = times.len() / 10;
     println!(
-        "{clones} clones: largest number {}, most shown and living {}, ratio {ratio:.1}; \
-         a clone took {:?} at first and {:?} at last",
+        "{clones} clones: {count} inodes of trees have numbers up to {largest}, the largest number is \
+         {}, at most {} inodes had greater ones than the trees at once, ratio {ratio_above:.1}, of \
+         all {ratio:.1}; a clone took {:?} at first and {:?} at last",
         seen.largest,
-        seen.most_living,
+        seen.most_above,
         median(&times[..part]),
         median(&times[times.len() - part..]),
     );
     assert!(ratio <= 128.0, "{ratio}");
+    assert!(ratio_above <= 128.0, "{ratio_above}");
     check(&seen.volume);
 }
 
