@@ -245,7 +245,7 @@ impl FileDevice {
     /// ranges follows in any case, and tells its own error.
     fn ask_ahead(&self, read: Range<u64>, is_shared: bool) {
         let mut readahead = self.readahead.lock();
-        let Some(mut ahead) = readahead.note(read, is_shared, self.len_bytes()) else {
+        let Some(mut ahead) = readahead.note(&read, is_shared, self.len_bytes()) else {
             return;
         };
         // While others read, the lock is held until the kernel has been asked: so the device gets

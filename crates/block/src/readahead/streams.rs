@@ -24,14 +24,14 @@
 
 use std::ops::Range;
 
+use super::areas::STEP;
+
 /// Streams that are known at a time; the one that was read the longest ago makes place.
 const STREAMS: usize = 16;
 /// Shorter ones are left alone, in bytes: a node may take a few blocks.
 const READ_MIN: u64 = 64 << 10;
 /// Most bytes that a stream is read ahead. On a disk they take twice as long as the jump to them.
 const AHEAD_MAX: u64 = 1 << 20;
-/// Longer ranges are asked for in multiples of this, in bytes.
-pub(crate) const STEP: u64 = 512 << 10;
 /// A read that begins so far behind a stream goes on with it, in bytes. A dense stream may be
 /// overtaken by [`AHEAD_MAX`].
 const SKIP_MAX: u64 = 64 << 10;
@@ -54,6 +54,17 @@ struct Stream {
 }
 
 impl Stream {
+    fn new(read: &Range<u64>, turn: u64) -> Self {
+        Self {
+            first: read.start,
+            next: read.end,
+            asked: read.end,
+            recent: read.start,
+            read_bytes: read.end - read.start,
+            turn,
+        }
+    }
+
     /// Whether most bytes between its first and its last one were read.
     fn is_dense(&self) -> bool {
         4 * self.read_bytes >= 3 * (self.next - self.first)
@@ -65,64 +76,95 @@ impl Stream {
         let back = self.first.max(self.next.saturating_sub(BACK_MAX));
         self.turn > 0 && (back..=self.asked + skip).contains(&addr)
     }
-}
 
-/// The streams of a device.
-#[derive(Debug, Default)]
-pub(crate) struct Readahead {
-    streams: [Stream; STREAMS],
-    turn: u64,
-}
+    fn go_on(&mut self, read: &Range<u64>, turn: u64) {
+        self.turn = turn;
+        self.next = self.next.max(read.end);
+        let read_bytes = self.read_bytes + read.end - read.start;
+        self.read_bytes = read_bytes.min(self.next - self.first);
+        self.recent = read.start;
+        self.asked = self.asked.max(read.end);
+    }
 
-impl Readahead {
-    /// Takes note of a read that is about to begin, and returns the range to ask the device for
-    /// before it. With `is_shared` other reads are under way, and the last one may not have been
-    /// requested yet. The range ends at `device_len` at the latest.
-    pub(crate) fn note(
-        &mut self,
-        read: Range<u64>,
-        is_shared: bool,
-        device_len: u64,
-    ) -> Option<Range<u64>> {
-        let turn_before = self.turn;
-        self.turn += 1;
-        let read_bytes = read.end - read.start;
-        let Some(stream) = self.streams.iter_mut().find(|s| s.takes(read.start)) else {
-            let oldest = self.streams.iter_mut().min_by_key(|s| s.turn)?;
-            *oldest = Stream {
-                first: read.start,
-                next: read.end,
-                asked: read.end,
-                recent: read.start,
-                read_bytes,
-                turn: self.turn,
-            };
-            return None;
+    /// The device is asked for an area around its last read.
+    fn take_area(&mut self, area: Option<&Range<u64>>) {
+        self.asked = area.map_or(self.asked, |area| self.asked.max(area.end));
+    }
+
+    /// The range before `read` that may not have been requested yet; `self` is the stream as it was
+    /// before that read, and `now` the stream with it.
+    fn passed(&self, read: &Range<u64>, now: &Stream, is_shared: bool) -> Option<Range<u64>> {
+        let from = if is_shared {
+            self.recent.min(self.asked)
+        } else {
+            self.asked
         };
-        let (is_alone, is_dense) = (stream.turn == turn_before, stream.is_dense());
-        stream.turn = self.turn;
-        stream.next = stream.next.max(read.end);
-        stream.read_bytes = (stream.read_bytes + read_bytes).min(stream.next - stream.first);
-        let recent = std::mem::replace(&mut stream.recent, read.start);
-        let asked = stream.asked;
-        stream.asked = asked.max(read.end);
-        if stream.read_bytes < READ_MIN {
+        let from = from.max(read.start.saturating_sub(BACK_MAX));
+        let is_wanted = now.read_bytes >= READ_MIN && self.is_dense() && from < read.start;
+        is_wanted.then_some(from..read.start)
+    }
+
+    /// The range to ask for ahead, from `asked` on; `None` when enough of it is on its way.
+    fn ask_ahead(&mut self, asked: u64, device_len: u64) -> Option<Range<u64>> {
+        let ahead = (2 * self.read_bytes).min(AHEAD_MAX);
+        if self.read_bytes < READ_MIN || asked >= self.next + ahead / 2 {
             return None;
         }
-        let ahead = (2 * stream.read_bytes).min(AHEAD_MAX);
-        if is_alone || asked >= stream.next + ahead / 2 {
-            let from = if is_shared { recent.min(asked) } else { asked };
-            let from = from.max(read.start.saturating_sub(BACK_MAX));
-            return (is_dense && from < read.start).then_some(from..read.start);
-        }
-        let want = stream.next + ahead - asked;
+        let want = self.next + ahead - asked;
         let whole = if want > STEP {
             want - want % STEP
         } else {
             want
         };
-        stream.asked = stream.asked.max((asked + whole).min(device_len));
-        Some(asked..stream.asked)
+        self.asked = self.asked.max((asked + whole).min(device_len));
+        Some(asked..self.asked)
+    }
+}
+
+/// The streams of a device.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    streams: [Stream; STREAMS],
+    turn: u64,
+}
+
+impl Streams {
+    /// Whether the device was asked for these bytes ahead of a stream.
+    pub(super) fn is_coming(&self, read: &Range<u64>) -> bool {
+        let stream = self.streams.iter().find(|s| s.takes(read.start));
+        stream.is_some_and(|s| s.asked > s.next && read.end <= s.asked)
+    }
+
+    /// Takes note of a read that is about to begin, and returns the range to ask the device for
+    /// before it: none besides `area`, if the device is asked for that. With `is_shared` other
+    /// reads are under way, and the last one may not have been requested yet. The range ends at
+    /// `device_len` at the latest.
+    pub(super) fn note(
+        &mut self,
+        read: &Range<u64>,
+        area: Option<Range<u64>>,
+        is_shared: bool,
+        device_len: u64,
+    ) -> Option<Range<u64>> {
+        let turn_before = self.turn;
+        self.turn += 1;
+        let Some(stream) = self.streams.iter_mut().find(|s| s.takes(read.start)) else {
+            let oldest = self.streams.iter_mut().min_by_key(|s| s.turn)?;
+            *oldest = Stream::new(read, self.turn);
+            oldest.take_area(area.as_ref());
+            return area;
+        };
+        let before = *stream;
+        stream.go_on(read, self.turn);
+        if area.is_some() {
+            stream.take_area(area.as_ref());
+            return area;
+        }
+        let is_alone = before.turn == turn_before;
+        let ahead = (!is_alone).then(|| stream.ask_ahead(before.asked, device_len));
+        ahead
+            .flatten()
+            .or_else(|| before.passed(read, stream, is_shared))
     }
 }
 
@@ -134,13 +176,13 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const DEVICE: u64 = 1 << 40;
 
-    fn note(streams: &mut Readahead, addr: u64, len: u64) -> Option<Range<u64>> {
-        streams.note(addr..addr + len, false, DEVICE)
+    fn note(streams: &mut Streams, addr: u64, len: u64) -> Option<Range<u64>> {
+        streams.note(&(addr..addr + len), None, false, DEVICE)
     }
 
     #[test]
     fn a_stream_alone_and_reads_anywhere_are_left_to_the_kernel() {
-        let mut streams = Readahead::default();
+        let mut streams = Streams::default();
         for at in 0..200 {
             assert_eq!(note(&mut streams, at * 16 * KIB, 16 * KIB), None, "{at}");
         }
@@ -152,7 +194,7 @@ mod tests {
 
     #[test]
     fn streams_read_in_turn_are_asked_for_in_growing_pieces() {
-        let mut streams = Readahead::default();
+        let mut streams = Streams::default();
         let firsts = [0, 100 * MIB, 300 * MIB];
         let mut asked = firsts;
         let mut requests = 0;
@@ -178,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_range_that_a_read_passed_is_asked_for_first_where_most_is_read() {
-        let mut streams = Readahead::default();
+        let mut streams = Streams::default();
         for at in 0..16 {
             assert_eq!(note(&mut streams, at * 64 * KIB, 64 * KIB), None);
         }
@@ -195,26 +237,29 @@ mod tests {
 
     #[test]
     fn the_read_before_is_asked_for_while_it_may_not_be_requested_yet() {
-        let mut streams = Readahead::default();
+        let mut streams = Streams::default();
         for is_shared in [false, true] {
             let addr = if is_shared { 8 * MIB } else { 0 };
-            assert_eq!(streams.note(addr..addr + MIB, is_shared, DEVICE), None);
+            assert_eq!(
+                streams.note(&(addr..addr + MIB), None, is_shared, DEVICE),
+                None
+            );
             let next = addr + MIB..addr + 2 * MIB;
             let expected = is_shared.then_some(addr..addr + MIB);
-            assert_eq!(streams.note(next, is_shared, DEVICE), expected);
+            assert_eq!(streams.note(&next, None, is_shared, DEVICE), expected);
         }
     }
 
     #[test]
     fn streams_of_long_ago_cost_nothing_and_are_read_ahead_again() {
-        let mut streams = Readahead::default();
+        let mut streams = Streams::default();
         for at in 0..4096 {
             assert_eq!(note(&mut streams, at * MIB, MIB), None);
         }
         let mut asked = 0;
         for at in 1..1000u64 {
             let addr = (at * at * 7919 % 4096) * MIB;
-            let ahead = streams.note(addr..addr + 16 * KIB, true, DEVICE);
+            let ahead = streams.note(&(addr..addr + 16 * KIB), None, true, DEVICE);
             asked += ahead.map_or(0, |ahead| ahead.end - ahead.start);
         }
         assert!(asked <= 1000 * 16 * KIB, "reads anywhere asked for {asked}");
@@ -223,7 +268,7 @@ mod tests {
             for at in 0..2000 {
                 for first in [base, base + 500 * MIB] {
                     let addr = first + at * 16 * KIB;
-                    let ahead = streams.note(addr..addr + 16 * KIB, is_shared, DEVICE);
+                    let ahead = streams.note(&(addr..addr + 16 * KIB), None, is_shared, DEVICE);
                     asked += ahead.map_or(0, |ahead| ahead.end - ahead.start);
                 }
             }
@@ -238,24 +283,24 @@ mod tests {
 
     #[test]
     fn nothing_is_asked_for_beyond_the_device() {
-        let mut streams = Readahead::default();
+        let mut streams = Streams::default();
         let device_len = 50 * MIB + 128 * KIB;
         let mut last = None;
         for at in 0..8 {
             for first in [0, 50 * MIB] {
                 let read = first + at * 16 * KIB..first + (at + 1) * 16 * KIB;
-                last = streams.note(read, false, device_len).or(last);
+                last = streams.note(&read, None, false, device_len).or(last);
             }
         }
         assert!(last.is_some_and(|ahead| ahead.end <= device_len));
         // The stream at the end has nothing left to ask for.
-        let end = streams.note(device_len - 4096..device_len, false, device_len);
+        let end = streams.note(&(device_len - 4096..device_len), None, false, device_len);
         assert!(end.as_ref().is_none_or(Range::is_empty), "{end:?}");
     }
 
     #[test]
     fn the_oldest_of_many_streams_makes_place() {
-        let mut streams = Readahead::default();
+        let mut streams = Streams::default();
         let first = |n: u64| n << 30;
         for n in 0..=STREAMS as u64 {
             assert_eq!(note(&mut streams, first(n), MIB), None);
