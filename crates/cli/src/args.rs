@@ -87,6 +87,24 @@ pub enum Verb {
     /// In a git tree, names that git ignores are left alone. The commits of the fork are fetched as
     /// refs/forks/NAME/*, with NAME as the last name of the fork's path; HEAD and index stay.
     Merge(Merge),
+    /// Run a command in a fork that stands at the path of its source
+    ///
+    /// The command sees a new fork of SRC wherever it would see SRC, so absolute paths in it hold. No
+    /// other process does, and SRC stays as it is meanwhile. The command starts in the current
+    /// directory if that lies in SRC, and at the top of SRC otherwise. Its exit status is passed
+    /// on, and 128 and the number of a signal that ended it.
+    ///
+    /// Afterwards the differences are told on standard error, and the fork is committed, kept or
+    /// discarded. By default the user is asked on a terminal, and without one the fork is kept. To commit
+    /// is to merge, as `ramet merge` does; after a failed command it needs an answer on a terminal. The
+    /// exit status is 125 if ramet fails, 126 if the command cannot be run and 127 if it is not found.
+    Try(Try),
+    /// Run a shell, or a command, in a fork that stands at the path of its source
+    ///
+    /// The shell is $SHELL. It sees the fork wherever it would see the directory that the fork was made
+    /// of. If that is gone, the fork stands at its own path. The fork stays afterwards. Exit status
+    /// and working directory are as with `ramet try`.
+    Enter(Enter),
     /// Exchange two files or directory trees, atomically
     ///
     /// Each of the two has the other's name afterwards. They may be of different kinds. Programs that
@@ -395,6 +413,63 @@ pub struct Merge {
     pub json: bool,
     /// Fork on a Ramet mount
     pub fork: PathBuf,
+}
+
+/// The end of a try.
+#[derive(Clone, Copy, Debug, Args)]
+#[group(multiple = false)]
+pub struct TryEnd {
+    /// Commit the changes if the command succeeds, and drop the fork then
+    #[arg(long)]
+    pub commit: bool,
+    /// Keep the fork
+    #[arg(long)]
+    pub keep: bool,
+    /// Drop the fork
+    #[arg(long)]
+    pub discard: bool,
+    /// Ask on the terminal; without one, keep the fork
+    #[arg(long)]
+    pub ask: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Try {
+    #[command(flatten)]
+    pub end: TryEnd,
+    #[command(flatten)]
+    pub how: MergeHow,
+    /// Path of the fork on the mount of SRC. Default: the first free of SRC.try-1, SRC.try-2 ...
+    #[arg(long, value_name = "PATH")]
+    pub name: Option<PathBuf>,
+    /// Text that `ramet forks` shows: up to 255 bytes without control characters
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub note: String,
+    /// Run the command in the fork at its own path: for systems that forbid user namespaces
+    #[arg(long)]
+    pub own_path: bool,
+    /// Directory on a Ramet mount
+    pub src: PathBuf,
+    /// Command and its arguments
+    #[arg(last = true, required = true)]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub struct Enter {
+    /// Run it in the fork at its own path: for systems that forbid user namespaces
+    #[arg(long)]
+    pub own_path: bool,
+    /// Fork on a Ramet mount
+    pub fork: PathBuf,
+    /// Command and its arguments. Default: $SHELL
+    #[arg(last = true)]
+    pub command: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]

@@ -1,8 +1,8 @@
 //! Verbs on a mounted volume: an ioctl to the daemon that serves it.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use ramet_fs::control::{
@@ -17,8 +17,8 @@ use ramet_fs::{
 };
 use ramet_sys::control_ioctl;
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, Stat, StatVfsMountFlags, fstat, fstatfs, openat,
-    readlinkat, statat, unlinkat,
+    AtFlags, CWD, FileType, Mode, OFlags, Stat, StatVfsMountFlags, fstat, fstatfs, openat, statat,
+    unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -235,9 +235,7 @@ impl Root {
 
     /// The path of the open directory: absolute and without links.
     fn path(&self) -> Answer<PathBuf> {
-        let link = format!("/proc/self/fd/{}", self.0.as_raw_fd());
-        let path = readlinkat(CWD, link, Vec::new())?;
-        Ok(PathBuf::from(OsString::from_vec(path.into_bytes())))
+        resolve::path_of(&self.0)
     }
 
     /// Space of the tree.

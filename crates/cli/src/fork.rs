@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use ramet_fs::{ForkRequest, check_note};
+use ramet_fs::{ForkRequest, ToldForkChanges, check_note};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde_json::json;
@@ -22,14 +22,50 @@ use crate::resolve;
 /// Most names that are tried for a fork without one.
 const NAMES_MAX: u64 = 1_000_000;
 
-/// Makes the forks of a command.
+/// A directory to fork, with the text and the base that are kept of the moment.
+struct Source<'a> {
+    path: &'a Path,
+    note: &'a str,
+    has_base: bool,
+}
+
+/// Makes forks of one directory.
 struct Forking<'a> {
-    args: &'a args::Fork,
+    of: Source<'a>,
     source: Seen,
     target: Target,
 }
 
-impl Forking<'_> {
+impl<'a> Forking<'a> {
+    /// Prepares forks with the name `name`, or beside the directory with names made of its own.
+    fn begin(of: Source<'a>, name: Option<&Path>) -> Outcome<Forking<'a>> {
+        if check_note(of.note).is_err() {
+            let why = "a note has up to 255 bytes of text without control characters";
+            return Err(Failure::new(why));
+        }
+        let src = of.path;
+        let source = Seen::at(src)?;
+        if !source.is_dir() {
+            let why = "is no directory: 'ramet clone' copies a file";
+            return Err(Failure::at(src, why));
+        }
+        let target = match name {
+            Some(name) => Target::of(src, name)?,
+            None => {
+                let Some(name) = src.file_name() else {
+                    let why = "has no name of its own: name the fork";
+                    return Err(Failure::at(src, why));
+                };
+                Target::of(src, &src.with_file_name(name))?
+            }
+        };
+        must_share_mount((src, &source), &target)?;
+        refuse_if_read_only(&target.root, &target.path)?;
+        let root = &target.root;
+        root.write_back().map_err(|e| mounted(&target.path, e))?;
+        Ok(Forking { of, source, target })
+    }
+
     /// Whether the target's directory has an entry of this name.
     fn is_taken(&self, name: &OsStr) -> Outcome<bool> {
         match self.target.root.look_at(name) {
@@ -50,12 +86,12 @@ impl Forking<'_> {
             name: name.to_owned(),
             path: self.target.path.with_file_name(name),
         };
-        let src = &self.args.src;
+        let src = self.of.path;
         let request = ForkRequest::Make {
             source: self.source.token(src)?,
             name: name.as_bytes().to_vec(),
-            note: self.args.note.clone(),
-            base: !self.args.no_base,
+            note: self.of.note.to_owned(),
+            base: self.of.has_base,
         };
         match target.root.ask_forks(&request) {
             Ok(_) => Ok(Some(target.path)),
@@ -81,8 +117,13 @@ impl Forking<'_> {
         Ok(())
     }
 
-    /// Makes so many forks with the first free names of the form `SRC-fork-K`.
-    fn make_numbered(&self, count: u32, each: &mut dyn FnMut(PathBuf) -> Outcome) -> Outcome {
+    /// Makes so many forks with the first free names that are the source's with `tail` and a number.
+    fn make_numbered(
+        &self,
+        tail: &str,
+        count: u32,
+        each: &mut dyn FnMut(PathBuf) -> Outcome,
+    ) -> Outcome {
         let mut number = 0;
         for _ in 0..count {
             let path = loop {
@@ -90,7 +131,7 @@ impl Forking<'_> {
                 if number > NAMES_MAX {
                     return Err(Failure::at(&self.target.path, "no name is free"));
                 }
-                let name = numbered(&self.target.name, &format!("-fork-{number}"));
+                let name = numbered(&self.target.name, &format!("{tail}{number}"));
                 if !self.is_taken(&name)?
                     && let Some(path) = self.make(&name)?
                 {
@@ -110,34 +151,12 @@ fn numbered(name: &OsStr, tail: &str) -> OsString {
 }
 
 pub fn run(args: &args::Fork) -> Outcome {
-    if check_note(&args.note).is_err() {
-        let why = "a note has up to 255 bytes of text without control characters";
-        return Err(Failure::new(why));
-    }
-    let source = Seen::at(&args.src)?;
-    if !source.is_dir() {
-        let why = "is no directory: 'ramet clone' copies a file";
-        return Err(Failure::at(&args.src, why));
-    }
-    let target = match &args.name {
-        Some(name) => Target::of(&args.src, name)?,
-        None => {
-            let Some(name) = args.src.file_name() else {
-                let why = "has no name of its own: name the fork";
-                return Err(Failure::at(&args.src, why));
-            };
-            Target::of(&args.src, &args.src.with_file_name(name))?
-        }
+    let of = Source {
+        path: &args.src,
+        note: &args.note,
+        has_base: !args.no_base,
     };
-    must_share_mount((&args.src, &source), &target)?;
-    refuse_if_read_only(&target.root, &target.path)?;
-    let root = &target.root;
-    root.write_back().map_err(|e| mounted(&target.path, e))?;
-    let forking = Forking {
-        args,
-        source,
-        target,
-    };
+    let forking = Forking::begin(of, args.name.as_deref())?;
     let mut made = Vec::new();
     let mut each = |path: PathBuf| match args.json {
         true => {
@@ -155,12 +174,33 @@ pub fn run(args: &args::Fork) -> Outcome {
                 .collect();
             forking.make_named(&names, &mut each)
         }
-        (None, count) => forking.make_numbered(count.unwrap_or(1), &mut each),
+        (None, count) => forking.make_numbered("-fork-", count.unwrap_or(1), &mut each),
     };
     if args.json {
         say!("{:#}", serde_json::Value::from(made))?;
     }
     done
+}
+
+/// Makes a fork for `ramet try`, with the name `name` or the first free one of the form `SRC.try-K`.
+/// The answer is its path.
+pub fn make_for_try(src: &Path, name: Option<&Path>, note: &str) -> Outcome<PathBuf> {
+    let of = Source {
+        path: src,
+        note,
+        has_base: true,
+    };
+    let forking = Forking::begin(of, name)?;
+    let mut made = PathBuf::new();
+    let mut each = |path: PathBuf| {
+        made = path;
+        Ok(())
+    };
+    match name {
+        Some(_) => forking.make_named(std::slice::from_ref(&forking.target.name), &mut each)?,
+        None => forking.make_numbered(".try-", 1, &mut each)?,
+    }
+    Ok(made)
 }
 
 /// A fork by its path.
@@ -236,7 +276,8 @@ pub fn drop_all(args: &args::Drop) -> Outcome<u8> {
     Ok(status)
 }
 
-fn drop_one(path: &Path, is_forced: bool) -> Outcome {
+/// Drops a fork; one that a process uses only if that is forced.
+pub fn drop_one(path: &Path, is_forced: bool) -> Outcome {
     let fork = Named::at(path)?;
     if !is_forced {
         fork.must_be_unused(&Users::of(fork.seen.stat.st_dev))?;
@@ -247,6 +288,18 @@ fn drop_one(path: &Path, is_forced: bool) -> Outcome {
     };
     fork.root.ask_forks(&request).map_err(|e| fork.refusal(e))?;
     Ok(())
+}
+
+/// The names in which a fork differs from its base.
+pub fn changes_of(path: &Path) -> Outcome<ToldForkChanges> {
+    let fork = Named::at(path)?;
+    fork.root.write_back().map_err(|e| mounted(path, e))?;
+    let request = ForkRequest::Changes {
+        name: fork.name(),
+        top: fork.seen.stat.st_ino,
+    };
+    let reply = fork.root.ask_forks(&request).map_err(|e| fork.refusal(e))?;
+    reply.changes.ok_or_else(|| mounted(path, Errno::PROTO))
 }
 
 pub fn reset(args: &args::Reset) -> Outcome {

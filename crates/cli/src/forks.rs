@@ -79,8 +79,9 @@ fn located_here() -> Outcome<Located> {
     }
 }
 
-/// The directory that the fork `seen` at `path` was made of, where it is today.
-pub fn origin_of(path: &Path, seen: &Seen) -> Outcome<PathBuf> {
+/// The directory that the fork `seen` at `path` was made of, where it is today; none if it is gone,
+/// or may not be told.
+pub fn origin_today(path: &Path, seen: &Seen) -> Outcome<Option<PathBuf>> {
     let located = Located::find(path)?;
     let mut forks = Forks::read(&located)?;
     forks.name_origins();
@@ -88,12 +89,17 @@ pub fn origin_of(path: &Path, seen: &Seen) -> Outcome<PathBuf> {
     let Some(shown) = all.find(|shown| shown.told.ino == seen.stat.st_ino) else {
         return Err(Failure::at(path, "is no fork"));
     };
-    let Some(origin) = shown.origin else {
+    let full = |origin: Vec<u8>| located.dir.join(OsStr::from_bytes(&origin));
+    Ok(shown.origin.map(full))
+}
+
+/// The same, for a command that needs it.
+pub fn origin_of(path: &Path, seen: &Seen) -> Outcome<PathBuf> {
+    origin_today(path, seen)?.ok_or_else(|| {
         let why =
             "the directory that it was made of is gone, or may not be told: name one by --into";
-        return Err(Failure::at(path, why));
-    };
-    Ok(located.dir.join(OsStr::from_bytes(&origin)))
+        Failure::at(path, why)
+    })
 }
 
 fn path_of(text: &str) -> Outcome<Vec<u8>> {

@@ -10,6 +10,7 @@ mod daemon;
 mod detach;
 mod diff;
 mod du;
+mod enter;
 mod export;
 mod failure;
 mod fork;
@@ -23,6 +24,7 @@ mod import;
 mod in_use;
 mod inherited;
 mod init;
+mod inside;
 mod log;
 mod merge;
 mod mkfs;
@@ -44,6 +46,7 @@ mod size;
 mod snapshot;
 mod staged;
 mod stat;
+mod trial;
 mod umount;
 mod watcher;
 
@@ -111,6 +114,8 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Drop(args) => return fork::drop_all(&args),
         Verb::Reset(args) => fork::reset(&args)?,
         Verb::Merge(args) => return merge::run(&args),
+        Verb::Try(args) => return trial::run(&args),
+        Verb::Enter(args) => return enter::run(&args),
         Verb::Swap(args) => rename::swap(&args)?,
         Verb::Mv(args) => return rename::run(&args),
         Verb::Cp(args) => return copy::run(&args.transfer),

@@ -67,6 +67,37 @@ fn merge(args: &args::Merge) -> Outcome<u8> {
     }
 }
 
+/// The outcome of a merge that `ramet try` makes.
+pub struct Committed {
+    /// The destination has the changes.
+    pub is_done: bool,
+    /// Names of the fork that were left alone.
+    pub left_out: u64,
+    /// The commits of the fork are in the repository of the destination.
+    pub is_fetched: bool,
+}
+
+/// Merges a fork into the directory that it was made of. Conflicts are told on standard error, and
+/// the names not at all.
+pub fn commit(fork: &Path, how: &args::MergeHow) -> Outcome<Committed> {
+    let seen = Seen::at(fork)?;
+    let dst = forks::origin_of(fork, &seen)?;
+    let merging = Merging::new((fork, seen), dst, how)?;
+    let told = merging.run(false, false)?;
+    for name in told.names.iter().filter(|name| name.is_conflict) {
+        let path = escaped(&bytes_of(&name.path)?);
+        complain(format_args!("conflict: {path}: {}", name.word));
+    }
+    if told.merge.is_done {
+        merging.fetch()?;
+    }
+    Ok(Committed {
+        is_done: told.merge.is_done,
+        left_out: told.merge.left_out,
+        is_fetched: told.merge.is_done && merging.is_git(),
+    })
+}
+
 /// The outcome of a merge, with all names.
 struct Told {
     merge: ToldMerge,

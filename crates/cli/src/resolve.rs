@@ -20,9 +20,9 @@
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, fstatfs, openat, readlinkat};
 use rustix::io::Errno;
@@ -76,6 +76,13 @@ const READ_DIR: OFlags = OFlags::RDONLY
 /// Opens a directory, of which there is a descriptor, to be read.
 pub fn readable(dir: impl AsFd) -> rustix::io::Result<OwnedFd> {
     openat(dir, ".", READ_DIR, Mode::empty())
+}
+
+/// The path of a directory, of which there is a descriptor: absolute and without links.
+pub fn path_of(dir: &OwnedFd) -> rustix::io::Result<PathBuf> {
+    let link = format!("/proc/self/fd/{}", dir.as_raw_fd());
+    let path = readlinkat(CWD, link, Vec::new())?;
+    Ok(PathBuf::from(OsString::from_vec(path.into_bytes())))
 }
 
 /// The place that `path` leads to.

@@ -94,7 +94,9 @@ pub use rollback::roll_back;
 pub use tools::check::Finding;
 pub use tools::controls::{ControlState, Controls};
 pub use tools::diff::{Change, Difference};
-pub use tools::fork_calls::{ForkReply, ForkRequest, ToldFork, ToldMeasure, answer_forks};
+pub use tools::fork_calls::{
+    ForkReply, ForkRequest, ToldFork, ToldForkChange, ToldForkChanges, ToldMeasure, answer_forks,
+};
 pub use tools::merge::{MergeOptions, Merged, MergedName, merge_fork};
 pub use tools::merge_calls::{MergeRequest, ToldMerge, ToldMergedName, path_of_text, text_of_path};
 pub use tools::merge_plan::{Clash, Conflict, Favor, LeftOut};

@@ -10,7 +10,8 @@ use common::{make, names, open, volume};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Caller, CloneMode, Error, ForkEntry, ForkReply, ForkRequest, FormatOptions, Ino, Kind, NewFork,
-    OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, Volume, answer_forks, path_of_text,
+    OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, ToldForkChange, ToldForkChanges, Volume,
+    answer_forks, path_of_text,
 };
 
 /// An object as a reader sees it.
@@ -751,6 +752,49 @@ fn space_and_use_of_a_fork_are_told() {
     };
     let reply = ask(&volume, &Caller::root(), &request).unwrap();
     assert_eq!(reply.within, [top.0, inside.0]);
+}
+
+#[test]
+fn changed_names_are_told_to_the_owner_and_those_of_git_are_counted() {
+    let (_, volume) = volume();
+    fill(&volume);
+    let source = at(&volume, "d/src");
+    let git = make(&volume, source, ".git", Kind::Directory).ino;
+    make(&volume, git, "index", Kind::Regular);
+    fork(&volume, "d/src", "try");
+    let top = at(&volume, "try");
+    let ask_as = |caller: &Caller| {
+        let request = ForkRequest::Changes {
+            name: b"try".to_vec(),
+            top: top.0,
+        };
+        ask(&volume, caller, &request).map(|reply| reply.changes.unwrap())
+    };
+    assert_eq!(ask_as(&Caller::root()).unwrap(), ToldForkChanges::default());
+    // A change of the source is none of the fork.
+    make(&volume, source, "other", Kind::Regular);
+    make(&volume, top, "\"new\"", Kind::Directory);
+    let files = volume.files();
+    files
+        .write(at(&volume, "try/.git/index"), 0, b"x", None)
+        .unwrap();
+    let told = ask_as(&Caller::root()).unwrap();
+    assert_eq!((told.count, told.in_git), (2, 1));
+    let new = ToldForkChange {
+        path: "\"new\"".to_owned(),
+        words: "added".to_owned(),
+        is_dir: true,
+    };
+    assert_eq!(told.names, [new]);
+    for number in 0..400 {
+        make(&volume, top, &format!("{number:0200}"), Kind::Regular);
+    }
+    let told = ask_as(&Caller::root()).unwrap();
+    assert_eq!((told.count, told.in_git), (402, 1));
+    assert!((30..80).contains(&told.names.len()), "{}", told.names.len());
+    let other = Caller::user(4321, 4321);
+    let refused = ask_as(&other);
+    assert!(matches!(refused, Err(Error::NotPermitted)), "{refused:?}");
 }
 
 #[test]

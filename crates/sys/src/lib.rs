@@ -11,6 +11,7 @@
 
 mod child;
 mod control_ioctl;
+mod covered;
 mod descriptors;
 mod fuse_ring;
 mod heap;
@@ -23,6 +24,7 @@ mod signals;
 
 pub use child::{open_in_child, unmount_in_child};
 pub use control_ioctl::control_ioctl;
+pub use covered::{Cover, NotStarted, Place, Step, spawn_covered};
 pub use descriptors::keep_descriptors_from_programs;
 pub use fuse_ring::{FuseRing, RingRequest, Waited};
 pub use heap::{limit_heap_arenas, release_free_memory};
@@ -31,4 +33,4 @@ pub use mapping::write_mapped;
 pub use range_lock::{RangeLock, lock_range, may_lock_range};
 pub use revocable::Revocable;
 pub use scheduling::{SchedulingClass, run_anywhere, set_scheduling_class};
-pub use signals::unblock_signals;
+pub use signals::{Received, SignalWatch, is_in_foreground, take_foreground, unblock_signals};

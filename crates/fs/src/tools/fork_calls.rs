@@ -13,7 +13,7 @@ use crate::ops::forks::{ForkEntry, Forks};
 use crate::ops::names::Names;
 use crate::ops::snapshots::utc;
 use crate::tools::control::STAT_BYTES;
-use crate::tools::diff::diff_then;
+use crate::tools::diff::{Difference, diff_then};
 use crate::tools::merge_calls::{MergeRequest, ToldMerge, json_bytes, text_of_path};
 
 /// A request about forks.
@@ -69,6 +69,14 @@ pub enum ForkRequest {
         top: u64,
         /// Numbers of inodes that processes use.
         numbers: Vec<u64>,
+    },
+    /// Tell the names in which a fork in the directory that the call is made on differs from its
+    /// base. The owner may ask, and a caller that may read everything.
+    Changes {
+        /// Its name.
+        name: Vec<u8>,
+        /// Its inode number.
+        top: u64,
     },
     /// Merge a fork into the directory that the call is made on.
     Merge(MergeRequest),
@@ -131,6 +139,28 @@ pub struct ToldMeasure {
     pub changed: Option<u64>,
 }
 
+/// A name in which a fork differs from its base.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToldForkChange {
+    /// Names on the way from the top, joined by `/`, as text; empty for the top itself.
+    pub path: String,
+    /// The words for the change, as `ramet diff` has them.
+    pub words: String,
+    /// The name leads to a directory.
+    pub is_dir: bool,
+}
+
+/// The names in which a fork differs from its base.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToldForkChanges {
+    /// The number of all of them.
+    pub count: u64,
+    /// Those below the name `.git` of the top.
+    pub in_git: u64,
+    /// The first of the others, as many as fit an answer.
+    pub names: Vec<ToldForkChange>,
+}
+
 /// The answer to a [`ForkRequest`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForkReply {
@@ -142,6 +172,8 @@ pub struct ForkReply {
     pub measure: Option<ToldMeasure>,
     /// The numbers that lie in the fork.
     pub within: Vec<u64>,
+    /// The names that the fork changed.
+    pub changes: Option<ToldForkChanges>,
     /// The outcome of the merge.
     pub merge: Option<ToldMerge>,
 }
@@ -168,6 +200,33 @@ fn told(entry: ForkEntry) -> ToldFork {
         note: entry.note,
         has_base: entry.has_base,
         is_own: entry.is_own,
+    }
+}
+
+/// Bytes of the fields of a changed name beside its texts, at most.
+const CHANGE_BYTES: usize = 64;
+
+fn told_changes(all: &[Difference]) -> ToldForkChanges {
+    let (in_git, others): (Vec<_>, Vec<_>) =
+        all.iter().partition(|one| one.path.starts_with(b".git/"));
+    let (mut names, mut room) = (Vec::new(), FORKS_BYTES_MAX);
+    for one in others {
+        let told = ToldForkChange {
+            path: text_of_path(&one.path),
+            words: one.change.words().join(", "),
+            is_dir: one.is_dir,
+        };
+        let bytes = json_bytes(&told.path) + told.words.len() + CHANGE_BYTES;
+        if bytes > room {
+            break;
+        }
+        room -= bytes;
+        names.push(told);
+    }
+    ToldForkChanges {
+        count: all.len() as u64,
+        in_git: in_git.len() as u64,
+        names,
     }
 }
 
@@ -222,7 +281,8 @@ fn list(
 /// # Errors
 /// `Unsupported` for the others; those of [`Forks`]; `Busy` while another fork is measured;
 /// `Access`, `NotFound` and `NotPermitted` for a fork that the caller may not ask about, `Invalid`
-/// for an object that is no fork.
+/// for an object that is no fork; `NoAttribute` for changes of a fork without a base, and `Range`
+/// for more of them than the memory takes.
 pub fn answer_forks(
     forks: &Forks,
     (names, caller): (&Names, &Caller),
@@ -262,6 +322,16 @@ pub fn answer_forks(
             let (top, _) = forks.own_fork(caller, (dir, name), Ino(*top))?;
             Ok(ForkReply {
                 within: forks.within(&top, numbers)?,
+                ..ForkReply::default()
+            })
+        }
+        ForkRequest::Changes { name, top } => {
+            let (top, record) = forks.own_fork(caller, (dir, name), Ino(*top))?;
+            let both = forks.base_and_fork((&top, &record))?;
+            let sides = [(&both.base.0, &both.base.1), (&both.fork.0, &both.fork.1)];
+            let found = diff_then(forks.budget(), sides)?;
+            Ok(ForkReply {
+                changes: Some(told_changes(&found.differences)),
                 ..ForkReply::default()
             })
         }

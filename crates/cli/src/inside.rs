@@ -1,0 +1,216 @@
+//! A command that runs in a fork, as a rule at the path of the fork's source.
+//!
+//! The command is a child in the process group of this process, so the keys of the terminal reach
+//! both. This process ignores them. It passes on the signals that other processes send to it, and
+//! stops with a child that stops, so a shell that waits for it has the terminal again.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{ErrorKind, IsTerminal, stdin};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ramet_sys::{
+    Cover, NotStarted, Place, SignalWatch, Step, is_in_foreground, spawn_covered, take_foreground,
+};
+use rustix::fs::{Stat, fstat};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, waitpid};
+use signal_hook::consts::{
+    SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTTOU, SIGUSR1, SIGUSR2, SIGWINCH,
+};
+
+use crate::failure::{Failure, Outcome, reason};
+use crate::resolve;
+
+/// Exit statuses of programs that run others, as env(1) and timeout(1) have them.
+pub mod status {
+    pub const TROUBLE: u8 = 125;
+    pub const CANNOT_RUN: u8 = 126;
+    pub const NOT_FOUND: u8 = 127;
+    /// Of a program that a signal ended: this and the signal's number.
+    pub const SIGNAL: u8 = 128;
+}
+
+/// The variable that tells the command in which fork it runs.
+const FORK_VARIABLE: &str = "RAMET_FORK";
+
+/// A directory by its path, which is absolute and without links.
+pub struct Dir {
+    pub path: PathBuf,
+    stat: Stat,
+}
+
+impl Dir {
+    /// The directory that `path` leads to; a link at its end is followed.
+    pub fn at(path: &Path) -> Outcome<Dir> {
+        let failed = |e| Failure::system(path, e);
+        let dir = resolve::directory(path)?;
+        Ok(Dir {
+            stat: fstat(&dir).map_err(failed)?,
+            path: resolve::path_of(&dir).map_err(failed)?,
+        })
+    }
+
+    fn place(&self) -> Place {
+        Place {
+            path: self.path.clone(),
+            device: self.stat.st_dev,
+            ino: self.stat.st_ino,
+        }
+    }
+}
+
+/// The end of a command.
+pub struct Ended {
+    /// The exit status for the caller.
+    pub status: u8,
+    /// A process asked this one to end meanwhile.
+    pub is_told_to_end: bool,
+}
+
+/// A command and the fork in which it runs.
+pub struct Inside<'a> {
+    pub fork: &'a Dir,
+    /// The directory at whose path the fork stands; none if it stands at its own.
+    pub onto: Option<&'a Dir>,
+    pub command: &'a [OsString],
+}
+
+impl Inside<'_> {
+    /// The directory in which the command starts, and whether the caller is in another one.
+    fn start(&self) -> (PathBuf, bool) {
+        let top = self.onto.unwrap_or(self.fork);
+        let Ok(here) = std::env::current_dir() else {
+            return (top.path.clone(), true);
+        };
+        if here.starts_with(&top.path) {
+            return (here, false);
+        }
+        match here.strip_prefix(&self.fork.path) {
+            Ok(below) => (top.path.join(below), true),
+            Err(_) => (top.path.clone(), true),
+        }
+    }
+
+    /// Runs the command to its end.
+    pub fn run(&self) -> Outcome<Ended> {
+        let failed = |e| Failure::at(Path::new("signals"), reason(&e)).with_status(status::TROUBLE);
+        let watch = SignalWatch::start(&WATCHED).map_err(failed)?;
+        let (program, args) = self.command.split_first().expect("there is a command");
+        let (start, is_elsewhere) = self.start();
+        let mut command = Command::new(program);
+        command
+            .args(args)
+            .env(FORK_VARIABLE, self.fork.path.as_os_str());
+        if is_elsewhere {
+            command.env("PWD", &start);
+        }
+        let cover = self.onto.map(|onto| Cover {
+            from: self.fork.place(),
+            onto: onto.place(),
+        });
+        let had_terminal = stdin().is_terminal() && is_in_foreground(stdin());
+        let child = spawn_covered(command, cover.as_ref(), &start, &watch);
+        let child = child.map_err(|e| self.not_started(program, &start, &e))?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let ended = wait_for(pid.expect("a child has a number"), &watch, had_terminal);
+        if had_terminal {
+            // A shell may have ended without giving the terminal back.
+            let _ = take_foreground(stdin());
+        }
+        ended.map_err(failed)
+    }
+
+    /// The reason for which the command did not begin.
+    fn not_started(&self, program: &OsStr, start: &Path, refused: &NotStarted) -> Failure {
+        let why = reason(&refused.error);
+        let onto = self.onto.unwrap_or(self.fork);
+        let failure = match refused.step {
+            Step::Namespace => {
+                let why = match Errno::from_io_error(&refused.error) {
+                    Some(Errno::NOSPC) => "user.max_user_namespaces allows no more",
+                    Some(Errno::PERM | Errno::ACCESS) => "not permitted",
+                    _ => &why,
+                };
+                Failure::new(format!(
+                    "this system lets the caller make no namespace for mounts ({why}): --own-path \
+                     runs the command in the fork at its own path"
+                ))
+            }
+            Step::From => Failure::at(&self.fork.path, why),
+            Step::Onto => Failure::at(&onto.path, why),
+            Step::Mount => Failure::at(&onto.path, format!("cannot mount the fork there ({why})")),
+            Step::Directory => Failure::at(start, why),
+            Step::Program => {
+                let status = match refused.error.kind() {
+                    ErrorKind::NotFound => status::NOT_FOUND,
+                    _ => status::CANNOT_RUN,
+                };
+                return Failure::at(Path::new(program), why).with_status(status);
+            }
+        };
+        failure.with_status(status::TROUBLE)
+    }
+}
+
+/// Signals that are taken while a command runs.
+const WATCHED: [i32; 9] = [
+    SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTTOU, SIGUSR1, SIGUSR2, SIGWINCH,
+];
+
+/// Waits for the end of the child, and passes signals on until then.
+fn wait_for(child: Pid, watch: &SignalWatch, has_terminal: bool) -> std::io::Result<Ended> {
+    let mut is_told_to_end = false;
+    loop {
+        let received = watch.next()?;
+        if received.signal == SIGCHLD {
+            if let Some(found) = state_of(child)? {
+                if let Some(ended) = ended(found, is_told_to_end) {
+                    return Ok(ended);
+                }
+                if has_terminal && found.stopped() {
+                    stop_with(child);
+                }
+            }
+        } else if !received.is_of_kernel
+            && received.signal != SIGTTOU
+            && let Some(signal) = Signal::from_named_raw(received.signal)
+        {
+            is_told_to_end |= [SIGHUP, SIGINT, SIGQUIT, SIGTERM].contains(&received.signal);
+            match kill_process(child, signal) {
+                // The child has become another user.
+                Ok(()) | Err(Errno::PERM | Errno::SRCH) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+/// The state that a child came into, if it is one of interest.
+fn state_of(child: Pid) -> std::io::Result<Option<WaitStatus>> {
+    let flags = WaitOptions::NOHANG | WaitOptions::UNTRACED;
+    Ok(waitpid(Some(child), flags)?.map(|(_, status)| status))
+}
+
+fn ended(found: WaitStatus, is_told_to_end: bool) -> Option<Ended> {
+    let number = |number: i32| u8::try_from(number).unwrap_or(u8::MAX);
+    if let Some(status) = found.exit_status() {
+        return Some(Ended {
+            status: number(status),
+            is_told_to_end,
+        });
+    }
+    found.terminating_signal().map(|signal| Ended {
+        status: status::SIGNAL.saturating_add(number(signal)),
+        is_told_to_end,
+    })
+}
+
+/// Stops this process as the child has stopped, and lets the child go on with it.
+fn stop_with(child: Pid) {
+    // Neither call fails: the first signal goes to this process, the second one to a child that was
+    // not waited for.
+    let _ = kill_process(getpid(), Signal::STOP);
+    // Another process has let this one go on.
+    let _ = kill_process(child, Signal::CONT);
+}

@@ -1,0 +1,613 @@
+//! `ramet try` and `ramet enter`: commands in forks that stand at the path of their source, as root
+//! and as an ordinary user.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ramet_e2e::{Bed, Mount, run, run_ok};
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+
+/// An ordinary user without a name.
+const USER: u32 = 1234;
+/// `nobody`: fusermount3 asks for the name of a user that mounts.
+const OTHER: u32 = 65534;
+/// The longest wait for a state that a test waits for.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest life of a command, in seconds.
+const LIFE: &str = "60";
+
+/// A mount of root that a user works on.
+struct Desk {
+    /// Before the folder, which it must leave first.
+    mount: Mount,
+    bed: Bed,
+    bin: PathBuf,
+    uid: u32,
+}
+
+/// Root and, if this is root, an ordinary user.
+fn users() -> Vec<u32> {
+    match geteuid().is_root() {
+        true => vec![0, USER],
+        false => vec![geteuid().as_raw()],
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("temporary paths are UTF-8")
+}
+
+fn said(out: &Output) -> String {
+    let both = [&out.stdout[..], &out.stderr].concat();
+    String::from_utf8_lossy(&both).into_owned()
+}
+
+impl Desk {
+    fn new(uid: u32) -> Desk {
+        let bed = Bed::new("256M");
+        let bin = bed.command_for_others();
+        let mount = bed.mount(&[]);
+        if geteuid().is_root() {
+            fs::set_permissions(mount.root(), fs::Permissions::from_mode(0o1777)).expect("ours");
+        }
+        let desk = Desk {
+            mount,
+            bed,
+            bin,
+            uid,
+        };
+        let project = desk.at("project");
+        let script =
+            "mkdir -p $1/sub && cd $1 && echo first > file && echo two > sub/two && echo x > gone";
+        desk.must("sh", &["-c", script, "sh", &project]);
+        desk
+    }
+
+    /// A path on the mount.
+    fn at(&self, name: &str) -> String {
+        text(&self.mount.root().join(name)).to_owned()
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.at(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    fn exists(&self, name: &str) -> bool {
+        Path::new(&self.at(name)).exists()
+    }
+
+    /// Arguments of setpriv(1) and timeout(1) before a program of the user.
+    fn prefix(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        if geteuid().is_root() && self.uid != 0 {
+            let ids = [format!("--reuid={USER}"), format!("--regid={USER}")];
+            all.extend(["setpriv".to_owned()].into_iter().chain(ids));
+            all.push("--clear-groups".to_owned());
+        }
+        all.extend(["timeout", "--foreground", "-k", "5", LIFE].map(str::to_owned));
+        all
+    }
+
+    fn as_user(&self, program: &str, args: &[&str]) -> Output {
+        let prefix = self.prefix();
+        let prefix: Vec<&str> = prefix.iter().map(String::as_str).collect();
+        run(prefix[0], &[&prefix[1..], &[program], args].concat())
+    }
+
+    fn ramet(&self, args: &[&str]) -> Output {
+        self.as_user(text(&self.bin), args)
+    }
+
+    fn must(&self, program: &str, args: &[&str]) -> String {
+        let out = self.as_user(program, args);
+        assert!(out.status.success(), "{program} {args:?}: {}", said(&out));
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    }
+
+    fn done(&self, args: &[&str]) -> String {
+        self.must(text(&self.bin), args)
+    }
+
+    /// Starts a try of the project with a script, which gets the path of a file that ends it.
+    fn start(&self, options: &[&str], script: &str) -> Busy {
+        let prefix = self.prefix();
+        // Without timeout(1): the signals of a test go to the command itself.
+        let prefix = &prefix[..prefix.len() - 5];
+        let project = self.at("project");
+        let end = text(&self.bed.path().join("end")).to_owned();
+        let bin = text(&self.bin).to_owned();
+        let mut all: Vec<&str> = prefix.iter().map(String::as_str).collect();
+        all.extend([&bin[..], "try"].iter().chain(options));
+        all.extend([&project, "--", "sh", "-c", script, "sh", &end]);
+        let mut command = Command::new(all[0]);
+        command.args(&all[1..]).stdin(Stdio::null());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        Busy(command.spawn().expect("it starts"))
+    }
+
+    fn end(self) {
+        self.mount.umount();
+        self.bed.fsck();
+    }
+}
+
+/// A child that ends with the test.
+struct Busy(Child);
+
+impl Busy {
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.0)
+    }
+
+    /// Its exit status, within the patience.
+    fn status(&mut self) -> Option<i32> {
+        let mut status = None;
+        wait_until("a command ends", || {
+            status = self.0.try_wait().expect("it is a child");
+            status.is_some()
+        });
+        status.and_then(|status| status.code())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn wait_until(state: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "not within the patience: {state}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A script that tells that it began by a file, and goes on until another one is there.
+const WAITS: &str = "echo inside > file; echo $PWD > began; n=0
+    until [ -e \"$1\" ] || [ $n -ge 300 ]; do sleep 0.1; n=$((n + 1)); done";
+
+#[test]
+fn the_fork_stands_at_the_path_of_its_source() {
+    for uid in users() {
+        let desk = Desk::new(uid);
+        let project = desk.at("project");
+        let script = format!(
+            "pwd; cat {project}/file; echo other > {project}/file; rm gone; mkdir new; \
+             echo $RAMET_FORK; stat -c %u .; echo $1"
+        );
+        let args = ["try", "--keep", &project, "--", "sh", "-c", &script, "sh"];
+        let out = desk.ramet(&[&args[..], &["a b"]].concat());
+        assert!(out.status.success(), "{}", said(&out));
+        let fork = desk.at("project.try-1");
+        let told = String::from_utf8_lossy(&out.stdout);
+        assert_eq!(told, format!("{project}\nfirst\n{fork}\n{uid}\na b\n"));
+        let told = String::from_utf8_lossy(&out.stderr);
+        for line in [
+            "content, metadata  file\n",
+            "removed            gone\n",
+            "added              new/\n",
+        ] {
+            assert!(told.contains(line), "{told}");
+        }
+        assert!(told.contains(&format!("ramet merge {fork}")), "{told}");
+        assert_eq!(desk.read("project/file"), "first\n");
+        assert!(desk.exists("project/gone") && !desk.exists("project/new"));
+        assert_eq!(desk.read("project.try-1/file"), "other\n");
+        // The working directory of the caller, if it lies in the source.
+        let (bin, sub) = (text(&desk.bin), desk.at("project/sub"));
+        let script =
+            format!("cd {sub} && {bin} try --discard .. -- sh -c 'pwd; cat two; echo 3 > two'");
+        assert_eq!(desk.must("sh", &["-c", &script]), format!("{sub}\ntwo\n"));
+        assert_eq!(desk.read("project/sub/two"), "two\n");
+        assert!(!desk.exists("project.try-2"), "discarded");
+        let named = desk.at("named");
+        desk.done(&[
+            "try", "--keep", "--name", &named, "--note", "a note", &project, "--", "true",
+        ]);
+        let told = desk.done(&["forks", "-q", &named]);
+        assert!(told.contains("\"a note\""), "{told}");
+        // At its own path.
+        let args = ["try", "--own-path", "--discard", &project, "--", "pwd"];
+        assert_eq!(desk.done(&args), format!("{}\n", desk.at("project.try-2")));
+        desk.end();
+    }
+}
+
+#[test]
+fn a_commit_takes_the_changes_and_no_more() {
+    for uid in users() {
+        let desk = Desk::new(uid);
+        let project = desk.at("project");
+        let script = "echo other > file; rm gone; echo new > sub/new";
+        let out = desk.ramet(&["try", "--commit", &project, "--", "sh", "-c", script]);
+        assert!(out.status.success(), "{}", said(&out));
+        assert_eq!(desk.read("project/file"), "other\n");
+        assert_eq!(desk.read("project/sub/new"), "new\n");
+        assert_eq!(desk.read("project/sub/two"), "two\n");
+        assert!(!desk.exists("project/gone") && !desk.exists("project.try-1"));
+        // A failed command is not committed.
+        let failed = "echo broken > file; exit 7";
+        let out = desk.ramet(&["try", "--commit", &project, "--", "sh", "-c", failed]);
+        assert_eq!(out.status.code(), Some(7), "{}", said(&out));
+        assert!(
+            said(&out).contains("nothing is committed"),
+            "{}",
+            said(&out)
+        );
+        assert_eq!(desk.read("project/file"), "other\n");
+        assert_eq!(desk.read("project.try-1/file"), "broken\n");
+        // Both sides changed a file in two ways: a conflict.
+        let mut busy = desk.start(&["--commit"], WAITS);
+        wait_until("it began", || desk.exists("project.try-2/began"));
+        desk.must(
+            "sh",
+            &["-c", "echo outside > $1", "sh", &desk.at("project/file")],
+        );
+        fs::write(desk.bed.path().join("end"), "").expect("there is room");
+        assert_eq!(busy.status(), Some(125));
+        assert_eq!(desk.read("project/file"), "outside\n");
+        assert_eq!(desk.read("project.try-2/file"), "inside\n");
+        desk.end();
+    }
+}
+
+#[test]
+fn ignored_directories_of_a_git_tree_are_taken_if_asked() {
+    for uid in users() {
+        let desk = Desk::new(uid);
+        let project = desk.at("project");
+        let git = "cd $1 && echo target > .gitignore && git init -q && git add . && \
+                   git -c user.name=a -c user.email=a@b commit -qm first";
+        desk.must("sh", &["-c", git, "sh", &project]);
+        let build =
+            "mkdir -p target && echo built > target/out && echo other > file && git status -s";
+        let out = desk.ramet(&["try", "--commit", &project, "--", "sh", "-c", build]);
+        assert!(out.status.success(), "{}", said(&out));
+        assert_eq!(desk.read("project/file"), "other\n");
+        assert!(!desk.exists("project/target"));
+        assert!(
+            desk.exists("project.try-1/target/out"),
+            "nothing is lost: {}",
+            said(&out)
+        );
+        let args = [
+            "try",
+            "--commit",
+            "--ignored=take",
+            &project,
+            "--",
+            "sh",
+            "-c",
+            build,
+        ];
+        let out = desk.ramet(&args);
+        assert!(out.status.success(), "{}", said(&out));
+        assert_eq!(desk.read("project/target/out"), "built\n");
+        assert!(!desk.exists("project.try-2"), "{}", said(&out));
+        desk.must("git", &["-C", &project, "fsck", "--strict"]);
+        desk.end();
+    }
+}
+
+#[test]
+fn statuses_and_signals_are_passed_on() {
+    for uid in users() {
+        let desk = Desk::new(uid);
+        let project = desk.at("project");
+        for (script, status) in [
+            ("exit 7", 7),
+            ("kill -9 $$", 137),
+            ("kill -TERM $$", 143),
+            ("exit 255", 255),
+        ] {
+            let out = desk.ramet(&["try", "--discard", &project, "--", "sh", "-c", script]);
+            assert_eq!(out.status.code(), Some(status), "{script}: {}", said(&out));
+        }
+        for (program, status) in [("/no/such/program", 127), ("/etc/passwd", 126)] {
+            let out = desk.ramet(&["try", &project, "--", program]);
+            assert_eq!(out.status.code(), Some(status), "{}", said(&out));
+        }
+        let out = desk.ramet(&["try", &desk.at("missing"), "--", "true"]);
+        assert_eq!(out.status.code(), Some(125), "{}", said(&out));
+        assert!(!desk.exists("project.try-1"), "nothing is left of them");
+        let script = format!("trap 'echo told > told; exit 9' TERM; {WAITS}");
+        let mut busy = desk.start(&[], &script);
+        wait_until("it began", || desk.exists("project.try-1/began"));
+        kill_process(busy.pid(), Signal::TERM).expect("it is ours");
+        assert_eq!(busy.status(), Some(9));
+        assert_eq!(desk.read("project.try-1/told"), "told\n");
+        assert_eq!(desk.read("project/file"), "first\n");
+        desk.end();
+    }
+}
+
+#[test]
+fn a_killed_try_leaves_a_fork_and_no_mount() {
+    for uid in users() {
+        let desk = Desk::new(uid);
+        let project = desk.at("project");
+        let mounts = || fs::read_to_string("/proc/self/mountinfo").expect("there is /proc");
+        let count = |all: String| all.lines().filter(|line| line.contains(&project)).count();
+        let mut busy = desk.start(&["--commit"], WAITS);
+        wait_until("it began", || desk.exists("project.try-1/began"));
+        assert_eq!(desk.read("project.try-1/began").trim(), project);
+        assert_eq!(desk.read("project/file"), "first\n");
+        assert_eq!(count(mounts()), 0, "the mount is seen outside");
+        let used = desk.ramet(&["drop", &desk.at("project.try-1")]);
+        assert!(said(&used).contains("in use by"), "{}", said(&used));
+        kill_process(busy.pid(), Signal::KILL).expect("it is ours");
+        assert_eq!(busy.status(), None, "a signal ended it");
+        // The command goes on by itself.
+        fs::write(desk.bed.path().join("end"), "").expect("there is room");
+        let mut dropped = None;
+        wait_until("the command ends", || {
+            let out = desk.ramet(&["reset", &desk.at("project.try-1")]);
+            dropped = Some(said(&out));
+            out.status.success()
+        });
+        assert_eq!(desk.read("project.try-1/file"), "first\n", "{dropped:?}");
+        assert_eq!(desk.read("project/file"), "first\n");
+        desk.done(&["drop", &desk.at("project.try-1")]);
+        assert_eq!(count(mounts()), 0);
+        desk.end();
+    }
+}
+
+#[test]
+fn two_at_once_have_forks_of_their_own() {
+    for uid in users() {
+        let desk = Desk::new(uid);
+        let script = format!("echo $RAMET_FORK > mine; {WAITS}; echo $RAMET_FORK >> mine");
+        let mut all: Vec<Busy> = (0..2).map(|_| desk.start(&["--keep"], &script)).collect();
+        for name in ["project.try-1", "project.try-2"] {
+            wait_until("it began", || desk.exists(&format!("{name}/began")));
+        }
+        fs::write(desk.bed.path().join("end"), "").expect("there is room");
+        for busy in &mut all {
+            assert_eq!(busy.status(), Some(0));
+        }
+        for name in ["project.try-1", "project.try-2"] {
+            let fork = desk.at(name);
+            assert_eq!(
+                desk.read(&format!("{name}/mine")),
+                format!("{fork}\n{fork}\n")
+            );
+        }
+        assert!(!desk.exists("project/mine"));
+        desk.end();
+    }
+}
+
+#[test]
+fn a_system_without_namespaces_is_told() {
+    for uid in users() {
+        let desk = Desk::new(uid);
+        let project = desk.at("project");
+        // A user namespace in which no other one may be made, and no mount.
+        let script = "echo 0 > /proc/sys/user/max_user_namespaces || exit 99
+            exec setpriv --bounding-set=-sys_admin --inh-caps=-all \"$@\"";
+        let bin = text(&desk.bin);
+        let inside = ["-Ur", "sh", "-c", script, "sh", bin, "try", "--keep"];
+        let forbidden = |args: &[&str]| desk.as_user("unshare", &[&inside[..], args].concat());
+        let out = forbidden(&[&project, "--", "true"]);
+        assert_eq!(out.status.code(), Some(125), "{}", said(&out));
+        for words in ["max_user_namespaces", "--own-path"] {
+            assert!(said(&out).contains(words), "{}", said(&out));
+        }
+        assert!(!desk.exists("project.try-1"), "nothing is left of it");
+        let out = forbidden(&[
+            "--own-path",
+            &project,
+            "--",
+            "sh",
+            "-c",
+            "pwd; echo 1 > file",
+        ]);
+        assert!(out.status.success(), "{}", said(&out));
+        let fork = desk.at("project.try-1");
+        assert!(
+            said(&out).starts_with(&format!("{fork}\n")),
+            "{}",
+            said(&out)
+        );
+        assert_eq!(desk.read("project/file"), "first\n");
+        desk.end();
+    }
+}
+
+/// Runs a try on a terminal, and answers a question there.
+const ANSWERS: &str = r#"
+import os, pty, select, sys, time
+question, answer = sys.argv[1].encode(), sys.argv[2].encode()
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execvp(sys.argv[3], sys.argv[3:])
+said, end = b"", time.monotonic() + 50
+try:
+    while time.monotonic() < end:
+        if not select.select([terminal], [], [], 1)[0]:
+            continue
+        part = os.read(terminal, 4096)
+        if not part:
+            break
+        said += part
+        if question in said:
+            os.write(terminal, answer)
+            question = b"\0"
+except OSError:
+    pass
+sys.stdout.write(said.decode(errors="replace"))
+sys.stdout.flush()
+if time.monotonic() >= end:
+    os.kill(pid, 9)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255)
+"#;
+
+#[test]
+fn a_user_on_a_terminal_is_asked() {
+    for uid in users() {
+        let desk = Desk::new(uid);
+        let project = desk.at("project");
+        let bin = text(&desk.bin);
+        let asked = |answer: &str, options: &[&str], script: &str| {
+            // The terminal is one of the test's own user: others may not reach its Python.
+            let prefix = desk.prefix();
+            let head = ["-c", ANSWERS, "or discard?", answer];
+            let prefix: Vec<&str> = prefix.iter().map(String::as_str).collect();
+            let tail = [&project[..], "--", "sh", "-c", script];
+            run(
+                "python3",
+                &[&head[..], &prefix, &[bin, "try"], options, &tail].concat(),
+            )
+        };
+        let out = asked("d\n", &[], "echo one > file; exit 3");
+        assert_eq!(out.status.code(), Some(3), "{}", said(&out));
+        assert!(!desk.exists("project.try-1"), "{}", said(&out));
+        assert_eq!(desk.read("project/file"), "first\n");
+        let out = asked("?\nk\n", &[], "echo two > file");
+        assert!(out.status.success(), "{}", said(&out));
+        assert_eq!(desk.read("project.try-1/file"), "two\n");
+        let out = asked(
+            "c\n",
+            &["--commit"],
+            "test -t 0 && echo three > file; exit 4",
+        );
+        assert_eq!(out.status.code(), Some(4), "{}", said(&out));
+        assert_eq!(desk.read("project/file"), "three\n");
+        let out = asked("k\n", &["--ask"], "true");
+        assert!(said(&out).contains("nothing changed"), "{}", said(&out));
+        assert!(!desk.exists("project.try-2"), "an equal fork goes");
+        desk.end();
+    }
+}
+
+/// Presses a key of the terminal while a try runs, and tells how often the command heard of it.
+const KEYS: &str = r#"
+import os, pty, select, sys, time
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execvp(sys.argv[1], sys.argv[1:])
+said, end, pressed = b"", time.monotonic() + 50, False
+try:
+    while time.monotonic() < end:
+        if select.select([terminal], [], [], 1)[0]:
+            part = os.read(terminal, 4096)
+            if not part:
+                break
+            said += part
+            if b"ready" in said and not pressed:
+                pressed = True
+                os.write(terminal, b"\x03")
+except OSError:
+    pass
+if time.monotonic() >= end:
+    os.kill(pid, 9)
+sys.stdout.write(said.decode(errors="replace"))
+sys.stdout.flush()
+os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255)
+"#;
+
+#[test]
+fn a_key_of_the_terminal_reaches_the_command_once() {
+    let desk = Desk::new(users()[0]);
+    let project = desk.at("project");
+    let script = "import signal, sys, time
+count = 0
+def heard(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGINT, heard)
+print('ready', flush=True)
+end = time.monotonic() + 30
+while count == 0 and time.monotonic() < end:
+    time.sleep(0.05)
+time.sleep(0.5)
+print('heard', count, flush=True)
+sys.exit(5)";
+    let args = ["-c", KEYS, text(&desk.bin), "try", "--keep", &project];
+    let args = [&args[..], &["--", "python3", "-c", script]].concat();
+    let out = desk.as_user("python3", &args);
+    assert!(said(&out).contains("heard 1"), "{}", said(&out));
+    assert_eq!(out.status.code(), Some(5), "{}", said(&out));
+    assert!(desk.exists("project.try-1"));
+    desk.end();
+}
+
+#[test]
+fn a_shell_enters_a_fork_at_the_path_of_its_source() {
+    for uid in users() {
+        let desk = Desk::new(uid);
+        let (project, fork) = (desk.at("project"), desk.at("project-fork-1"));
+        desk.done(&["fork", &project]);
+        let out = desk.ramet(&[
+            "enter",
+            &fork,
+            "--",
+            "sh",
+            "-c",
+            "pwd; echo in > file; exit 6",
+        ]);
+        assert_eq!(out.status.code(), Some(6), "{}", said(&out));
+        assert_eq!(String::from_utf8_lossy(&out.stdout), format!("{project}\n"));
+        assert_eq!(desk.read("project/file"), "first\n");
+        assert_eq!(desk.read("project-fork-1/file"), "in\n");
+        let bin = text(&desk.bin);
+        let shell = ["-c", "SHELL=/bin/pwd exec $1 enter $2", "sh", bin, &fork];
+        assert_eq!(desk.must("sh", &shell), format!("{project}\n"));
+        let out = desk.ramet(&["enter", &project]);
+        assert_eq!(out.status.code(), Some(125), "{}", said(&out));
+        assert!(said(&out).contains("is no fork"), "{}", said(&out));
+        desk.must("rm", &["-r", &project]);
+        let out = desk.ramet(&["enter", &fork, "--", "pwd"]);
+        assert_eq!(String::from_utf8_lossy(&out.stdout), format!("{fork}\n"));
+        assert!(said(&out).contains("gone"), "{}", said(&out));
+        desk.end();
+    }
+}
+
+#[test]
+fn a_user_tries_on_a_mount_of_their_own() {
+    if !geteuid().is_root() {
+        println!("not root: every other test of this run is already one by an ordinary user");
+        return;
+    }
+    let bed = Bed::without_volume();
+    bed.hand_to(OTHER, OTHER);
+    let bin = bed.command_for_others();
+    let script = r#"set -e
+        cd "$2"; ramet=$1
+        $ramet mkfs --size 256M volume.ramet > /dev/null
+        $ramet mount volume.ramet mnt
+        trap '$ramet umount mnt' EXIT
+        mkdir mnt/project; echo first > mnt/project/file
+        $ramet try --keep mnt/project -- sh -c 'echo other > file; pwd'
+        cat mnt/project/file mnt/project.try-1/file
+        $ramet try --commit mnt/project -- sh -c 'echo third > file'
+        cat mnt/project/file"#;
+    let ids = [format!("--reuid={OTHER}"), format!("--regid={OTHER}")];
+    let args = [
+        &ids[0],
+        &ids[1],
+        "--clear-groups",
+        "timeout",
+        "-k",
+        "5",
+        LIFE,
+    ];
+    let args = [
+        &args[..],
+        &["sh", "-c", script, "sh", text(&bin), text(bed.path())],
+    ]
+    .concat();
+    let told = run_ok("setpriv", &args);
+    let project = bed.mount_point().join("project");
+    let expected = format!("{}\nfirst\nother\nthird\n", text(&project));
+    assert_eq!(told, expected);
+}
