@@ -21,6 +21,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
 use ramet_betree::{Batch, Snapshot, successor_of_prefix};
 use ramet_block::failpoints::{self, Fault};
 
@@ -242,33 +243,41 @@ impl Numbers {
     }
 
     /// Looks at some blocks of a directory in which `next` is the run of the next slot, and gives
-    /// those back of which no slot has a name any more. `path` is that of the directory in
-    /// `snapshot`. Another thread may give the same ones back, or have done so since the snapshot.
+    /// those back of which no slot has a name any more. `view` takes a snapshot, and gives the path
+    /// of the directory in it, if there is one. Another thread may give the same blocks back, or have
+    /// done so since the snapshot.
+    ///
+    /// An inode without a name may get one after the snapshot, here or elsewhere, and then leave the
+    /// memory. So the memory is asked before the snapshot and after it.
     ///
     /// # Errors
     /// Those of the tree.
     pub(crate) fn sweep(
         &self,
         dir: &Inode,
-        (snapshot, path): (&Snapshot, &[u8]),
+        view: impl FnOnce() -> Option<(Snapshot, Bytes)>,
         next: Run,
     ) -> Result<()> {
         let has_index = next.first().0 > SLOTS_WITHOUT_INDEX;
+        if !has_index && next.first().0 < dir.blocks.lock().swept_again_at {
+            return Ok(());
+        }
+        let idle = self.idle_blocks(dir, next)?;
+        let Some((snapshot, path)) = view() else {
+            return Ok(());
+        };
+        let (snapshot, path) = (&snapshot, &path);
         let mut runs = HashSet::new();
         if !has_index {
-            if next.first().0 < dir.blocks.lock().swept_again_at {
-                return Ok(());
-            }
             let (found, entries) = runs_with_names(snapshot, path)?;
             dir.blocks.lock().swept_again_at = next.first().0 + entries;
             runs = found;
         }
-        let looks = if has_index { SWEPT_AT_ONCE } else { usize::MAX };
+        let looks = looks_at(next);
         let mut given = self.given.lock();
         let mut freed = Vec::new();
         let identity = dir.identity();
-        let from = dir.blocks.lock().swept.map_or(Run(0), |run| Run(run.0 + 1));
-        let lo = NumberKey::Block(identity, from).encode();
+        let lo = NumberKey::Block(identity, swept_behind(dir)).encode();
         let hi = NumberKey::Block(identity, next).encode();
         let mut scan = snapshot.scan(&lo, Some(&hi));
         let mut swept = None;
@@ -286,6 +295,7 @@ impl Numbers {
                 false => runs.contains(&run),
             };
             let is_used = has_names
+                || !idle.contains(&base)
                 || has_other_pins(snapshot, (run, base), None)?
                 || self.is_in_memory(run, base);
             let is_its = || -> Result<bool> {
@@ -308,10 +318,44 @@ impl Numbers {
         Ok(())
     }
 
+    /// First numbers of the blocks that the next sweep looks at and of which no inode in memory has a
+    /// number.
+    fn idle_blocks(&self, dir: &Inode, next: Run) -> Result<HashSet<u64>> {
+        let (identity, from) = (dir.identity(), swept_behind(dir));
+        let ends = [from, next].map(|run| NumberKey::Block(identity, run).encode());
+        let mut scan = self.tree.scan(&ends[0], Some(&ends[1]));
+        let mut idle = HashSet::new();
+        for _ in 0..looks_at(next) {
+            if !scan.advance()? {
+                break;
+            }
+            if let NumberKey::Block(_, run) = decode(scan.key()) {
+                let Block { base, .. } = read_block(scan.value())?;
+                if !self.is_in_memory(run, base) {
+                    idle.insert(base);
+                }
+            }
+        }
+        Ok(idle)
+    }
+
     /// Whether an inode in memory has a number of this block.
     fn is_in_memory(&self, run: Run, base: u64) -> bool {
         let mut numbers = base..base + run.len();
         numbers.any(|number| self.table.has(Ino(number)))
+    }
+}
+
+/// The run at which the next sweep of a directory begins.
+fn swept_behind(dir: &Inode) -> Run {
+    dir.blocks.lock().swept.map_or(Run(0), |run| Run(run.0 + 1))
+}
+
+/// Blocks that a sweep looks at of a directory in which `next` is the run of the next slot.
+fn looks_at(next: Run) -> usize {
+    match next.first().0 > SLOTS_WITHOUT_INDEX {
+        true => SWEPT_AT_ONCE,
+        false => usize::MAX,
     }
 }
 
@@ -321,7 +365,7 @@ fn decode(key: &[u8]) -> NumberKey {
 }
 
 /// Up to `len` keys with a prefix, and their values.
-fn scan(snapshot: &Snapshot, prefix: &[u8], len: usize) -> Result<Vec<(NumberKey, bytes::Bytes)>> {
+fn scan(snapshot: &Snapshot, prefix: &[u8], len: usize) -> Result<Vec<(NumberKey, Bytes)>> {
     let end = successor_of_prefix(prefix);
     let found = snapshot.scan(prefix, end.as_deref()).take(len);
     let found = found.map(|item| {

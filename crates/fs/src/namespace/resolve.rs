@@ -458,14 +458,12 @@ impl Namespace {
         if slot != run.first() || run.len() < RUN_LEN_MAX {
             return;
         }
-        let (snapshot, path) = {
+        let view = || {
             let topology = self.topology.read();
-            let Ok(at) = topology.dir_path(dir) else {
-                return;
-            };
-            (self.tree.snapshot(), at.path)
+            let at = topology.dir_path(dir).ok()?;
+            Some((self.tree.snapshot(), at.path))
         };
-        if let Err(error) = self.numbers.sweep(dir, (&snapshot, &path), run) {
+        if let Err(error) = self.numbers.sweep(dir, view, run) {
             tracing::debug!(%error, "numbers of removed names come back later");
         }
     }

@@ -119,6 +119,8 @@ fn gone_is_stale(error: Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use ramet_betree::Batch;
     use ramet_block::{Device, MemDevice};
 
@@ -177,17 +179,56 @@ mod tests {
             stored.expect("reads").map(|block| block.base)
         };
         let given = block(&first);
-        let snapshot = volume.tree().snapshot();
-        let sweep = || {
+        let sweep = |meanwhile: &dyn Fn()| {
             first.blocks.lock().swept_again_at = 0;
-            names.numbers.sweep(&first, (&snapshot, &path), next)
+            let view = || {
+                let view = (volume.tree().snapshot(), path.clone());
+                meanwhile();
+                Some(view)
+            };
+            names.numbers.sweep(&first, view, next)
         };
-        sweep().expect("there is room");
-        assert_eq!(block(&first), None);
-        let second = fill(b"e", true);
-        assert_eq!(block(&second), given);
-        sweep().expect("there is room");
+        let taken = Cell::new(None);
+        // The first sweep looks while the second one gives the block back and a directory takes it.
+        let late = sweep(&|| {
+            sweep(&|| {}).expect("there is room");
+            assert_eq!(block(&first), None);
+            taken.set(block(&fill(b"e", true)));
+        });
+        late.expect("there is room");
+        assert_eq!(taken.get(), given);
         assert_eq!(volume.controls().check().expect("reads"), []);
+    }
+
+    #[test]
+    fn a_file_that_gets_its_name_during_a_sweep_holds_its_block() {
+        for is_here in [true, false] {
+            let volume = volume();
+            let names = volume.names();
+            let new = |kind| NewInode::new(kind, 0o755);
+            let dir = names.create(ROOT_INO, b"d", &new(Kind::Directory));
+            let dir = dir.expect("creates").ino;
+            for number in 0..119 {
+                let name = format!("f{number}").into_bytes();
+                let file = names.create(dir, &name, &new(Kind::Regular));
+                volume.forget(file.expect("creates").ino, 1);
+                names.unlink(dir, &name).expect("removes");
+            }
+            let file = names.tmpfile(dir, &new(Kind::Regular)).expect("creates");
+            let inode = names.namespace.dir(dir).expect("is in memory");
+            let view = || {
+                let view = (volume.tree().snapshot(), keys::child(b"", b"d"));
+                let home = if is_here { dir } else { ROOT_INO };
+                names.link(file.ino, home, b"late").expect("there is room");
+                volume.forget_all();
+                Some(view)
+            };
+            let swept = names.numbers.sweep(&inode, view, Slot(120).run());
+            swept.expect("there is room");
+            assert_eq!(volume.controls().check().expect("reads"), []);
+            let found = names.lookup_number(file.ino).expect("is there");
+            assert_eq!(found.generation, file.generation);
+        }
     }
 
     #[test]
