@@ -17,7 +17,7 @@ use crate::control::{
 use crate::failure::{Failure, Outcome, status};
 use crate::in_use::{self, Users};
 use crate::output::{complain, say};
-use crate::resolve;
+use crate::{repository, resolve};
 
 /// Most names that are tried for a fork without one.
 const NAMES_MAX: u64 = 1_000_000;
@@ -49,6 +49,7 @@ impl<'a> Forking<'a> {
             let why = "is no directory: 'ramet clone' copies a file";
             return Err(Failure::at(src, why));
         }
+        repository::must_be_inside(src)?;
         let target = match name {
             Some(name) => Target::of(src, name)?,
             None => {
@@ -94,7 +95,14 @@ impl<'a> Forking<'a> {
             base: self.of.has_base,
         };
         match target.root.ask_forks(&request) {
-            Ok(_) => Ok(Some(target.path)),
+            Ok(_) => {
+                if let Err(failure) = repository::settle(src, &target.path) {
+                    complain(format_args!(
+                        "forked, but its repository is as a copy: {failure}"
+                    ));
+                }
+                Ok(Some(target.path))
+            }
             Err(Errno::EXIST) => Ok(None),
             Err(e) => Err(clone_refusal((src, &self.source), &target, e)),
         }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::failure::{Failure, Outcome};
@@ -60,6 +60,20 @@ fn run(dir: &Path, args: &[&OsStr]) -> Outcome<Output> {
     let why = String::from_utf8_lossy(&out.stderr);
     let why = why.lines().next_back().unwrap_or("git failed").to_owned();
     Err(Failure::at(&dir, why))
+}
+
+/// The value of a setting in the file `config`, if it has one. Without git there is none.
+pub fn setting(config: &Path, key: &str) -> Option<PathBuf> {
+    let dir = config.parent()?;
+    let args = ["config", "--no-includes", "-z", "--file"].map(OsStr::new);
+    let args = [
+        &args[..],
+        &[config.as_os_str(), "--get".as_ref(), key.as_ref()],
+    ]
+    .concat();
+    let out = run(dir, &args).ok()?;
+    let value = out.stdout.strip_suffix(b"\0")?;
+    Some(PathBuf::from(OsStr::from_bytes(value)))
 }
 
 fn paths_of(out: &Output) -> impl Iterator<Item = &[u8]> {

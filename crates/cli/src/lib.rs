@@ -39,6 +39,7 @@ mod pressure;
 mod progress;
 mod refusal;
 mod rename;
+mod repository;
 mod request;
 mod resolve;
 mod scrub;
