@@ -148,3 +148,43 @@ while (found := open("mapped", "rb").read()) != b"kept" + b"a" * 8188:
         bed.fsck();
     }
 }
+
+/// `lsattr -v` tells the generation that a handle of the kernel has, of files and of directories,
+/// and it differs from file to file.
+#[test]
+fn lsattr_tells_the_generation_of_handles() {
+    if !is_root() {
+        return;
+    }
+    let bed = Bed::new("1G");
+    for transport in TRANSPORTS {
+        let mount = bed.mount(&["-o", transport]);
+        let script = r#"
+import ctypes, os, struct, subprocess
+libc = ctypes.CDLL(None, use_errno=True)
+def of_handle(path):
+    handle = ctypes.create_string_buffer(struct.pack("Ii", 128, 0), 136)
+    mount = ctypes.c_int()
+    flags = ctypes.c_int(0)
+    assert libc.name_to_handle_at(-100, path.encode(), handle, ctypes.byref(mount), flags) == 0
+    return struct.unpack_from("III", handle.raw, 8)[2]
+def of_lsattr(path):
+    out = subprocess.run(["lsattr", "-dv", path], check=True, capture_output=True, text=True).stdout
+    return int(out.split()[0])
+os.makedirs("directory", exist_ok=True)
+seen = set()
+for path in ["directory", "one", "two"]:
+    if path != "directory": open(path, "w").close()
+    found, expected = of_lsattr(path), of_handle(path)
+    assert found == expected, (path, found, expected)
+    seen.add(found)
+assert len(seen) > 1, seen
+"#;
+        let mut python = Command::new("python3");
+        let python = python.args(["-c", script]).current_dir(mount.root());
+        let out = python.output().expect("./test installs python3");
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{said}");
+        mount.umount();
+    }
+}

@@ -1,4 +1,5 @@
-//! The ioctls of chattr(1), lsattr(1) and xfs_io(8): the flags of a file or directory.
+//! The ioctls of chattr(1), lsattr(1) and xfs_io(8): the flags of a file or directory, and its
+//! generation.
 //!
 //! The kernel has checked that the caller owns the inode, and that only a process with
 //! `CAP_LINUX_IMMUTABLE` changes its protection. Each number has one direction; the structures are
@@ -7,6 +8,7 @@
 //! | number | structure |
 //! | --- | --- |
 //! | FS_IOC_GETFLAGS, FS_IOC_SETFLAGS | flags `FS_*_FL`, u32 |
+//! | FS_IOC_GETVERSION | low half of the generation, as in handles of the kernel, u32 |
 //! | FS_IOC_FSGETXATTR, FS_IOC_FSSETXATTR | `struct fsxattr`: flags `FS_XFLAG_*`, hints about extents, project, each u32; 8 reserved bytes |
 
 use ramet_fs::{FileFlags, Ino, Volume};
@@ -16,6 +18,7 @@ use crate::protocol::{Answer, answer};
 
 const GET_FLAGS: u32 = 0x8008_6601;
 const SET_FLAGS: u32 = 0x4008_6602;
+const GET_GENERATION: u32 = 0x8008_7601;
 const GET_ATTRIBUTES: u32 = 0x801c_581f;
 const SET_ATTRIBUTES: u32 = 0x401c_5820;
 const FSXATTR_BYTES: usize = 28;
@@ -27,6 +30,8 @@ const EXTENTS: std::ops::Range<usize> = 8..12;
 pub(crate) enum FlagCall {
     /// Tells the flags, in this form.
     Get(Form),
+    /// Tells the generation.
+    GetGeneration,
     /// Sets the flags.
     Set(FileFlags),
 }
@@ -85,6 +90,7 @@ impl FlagCall {
     pub(crate) fn decode(number: u32, data: &[u8]) -> Option<Answer<Self>> {
         Some(match number {
             GET_FLAGS => Ok(Self::Get(Form::Flags)),
+            GET_GENERATION => Ok(Self::GetGeneration),
             GET_ATTRIBUTES => Ok(Self::Get(Form::Fsxattr)),
             SET_FLAGS => decode_set(Form::Flags, data),
             SET_ATTRIBUTES => decode_set(Form::Fsxattr, data),
@@ -106,6 +112,11 @@ impl FlagCall {
             Self::Set(flags) => {
                 answer(volume.attributes().set_flags(node, flags))?;
                 Ok(Vec::new())
+            }
+            Self::GetGeneration => {
+                let generation = answer(volume.attributes().getattr(node))?.generation;
+                // The kernel keeps 32 bits of it.
+                Ok((generation as u32).to_ne_bytes().to_vec())
             }
             Self::Get(form) => {
                 let flags = answer(volume.attributes().flags(node))?;
