@@ -13,6 +13,9 @@ use super::{Answer, abi};
 /// The longest structure: an entry and its open file.
 const STRUCTURE_BYTES_MAX: usize = abi::EntryOut::BYTES + abi::OpenOut::BYTES;
 
+/// The longest front.
+const FRONT_BYTES_MAX: usize = abi::OutHeader::BYTES + STRUCTURE_BYTES_MAX;
+
 /// The part of an answer behind the structure.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Body {
@@ -229,6 +232,33 @@ impl Reply {
             unique: unique.0,
         };
         header.encode()
+    }
+
+    /// The bytes in front of the body, as they are sent: header and structure.
+    #[must_use]
+    pub fn front(&self, unique: Unique) -> Front {
+        let mut bytes = [0; FRONT_BYTES_MAX];
+        let (header, structure) = bytes.split_at_mut(abi::OutHeader::BYTES);
+        header.copy_from_slice(&self.header(unique));
+        structure.copy_from_slice(&self.structure);
+        Front {
+            bytes,
+            len: abi::OutHeader::BYTES + self.structure_bytes,
+        }
+    }
+}
+
+/// The front of an answer, in one piece: the kernel pins the page of each piece that it reads.
+pub struct Front {
+    bytes: [u8; FRONT_BYTES_MAX],
+    len: usize,
+}
+
+impl std::ops::Deref for Front {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
     }
 }
 

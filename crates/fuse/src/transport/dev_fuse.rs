@@ -231,14 +231,16 @@ pub(crate) fn send(
     reply: &Reply,
     room: &[u8],
 ) -> io::Result<()> {
-    let header = reply.header(unique);
+    let front = reply.front(unique);
     let body = match reply.body() {
-        Body::Empty => &[][..],
+        Body::Empty => {
+            rustix::io::write(device, &front)?;
+            return Ok(());
+        }
         Body::Room(bytes) => &room[..*bytes],
         Body::Bytes(bytes) => bytes,
     };
-    let parts = [&header[..], reply.structure(), body].map(IoSlice::new);
-    rustix::io::writev(device, &parts)?;
+    rustix::io::writev(device, &[&front[..], body].map(IoSlice::new))?;
     Ok(())
 }
 
