@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use common::{make, variable};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Attr, Caller, CloneMode, Error, FormatOptions, Ino, Kind, OpenOptions, ROOT_INO, RenameMode,
-    Volume,
+    Attr, Caller, CloneMode, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
+    RenameMode, Volume,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -253,6 +253,21 @@ fn a_directory_of_many_short_lived_names_shows_small_numbers() {
         let made = make(&volume, ROOT_INO, &name, Kind::Regular);
         largest = largest.max(made.ino.0);
         volume.names().unlink(ROOT_INO, name.as_bytes()).unwrap();
+        volume.forget(made.ino, 1);
+    }
+    assert!(largest < 1000, "{largest}");
+    check(&volume);
+}
+
+#[test]
+fn a_new_directory_of_many_short_lived_files_without_names_shows_small_numbers() {
+    let (_, volume) = volume();
+    let dir = make(&volume, ROOT_INO, "dir", Kind::Directory).ino;
+    let mut largest = 0;
+    for _ in 0..20_000 {
+        let new = NewInode::new(Kind::Regular, 0o600);
+        let made = volume.names().tmpfile(dir, &new).unwrap();
+        largest = largest.max(made.ino.0);
         volume.forget(made.ino, 1);
     }
     assert!(largest < 1000, "{largest}");

@@ -69,7 +69,7 @@ impl Requests {
             Body::Room(bytes) => &buffer[room_at..][..*bytes],
             Body::Bytes(bytes) => bytes,
         };
-        let answer = [&reply.header(header.unique), reply.structure(), body].concat();
+        let answer = [&reply.front(header.unique)[..], body].concat();
         let out = abi::OutHeader::decode(&answer).expect("an answer has a header");
         assert_eq!(out.len as usize, answer.len());
         Some(answer)

@@ -110,6 +110,7 @@ pub(crate) struct LockedNames<'a> {
     before: Option<Count>,
     /// Changes of the entries before this one.
     changes: u64,
+    loses_none: bool,
     _held: RwLockWriteGuard<'a, ()>,
 }
 
@@ -128,6 +129,11 @@ impl LockedNames<'_> {
     /// The counts before the change, or behind the entries that it took, if they are known.
     pub(crate) fn known(&self) -> Option<Count> {
         self.before
+    }
+
+    /// Tells that the change takes no entry away.
+    pub(crate) fn lose_none(&mut self) {
+        self.loses_none = true;
     }
 
     /// Tells that the change is done: it took one entry away, which may have become a deleted
@@ -154,12 +160,21 @@ impl LockedNames<'_> {
 
     /// Tells that the change changes no entry.
     pub(crate) fn changed_nothing(&mut self) {
+        self.lose_none();
         self.is_now(Some);
     }
 
     fn is_now(&mut self, after: impl FnOnce(Count) -> Option<Count>) {
         self.before = self.before.and_then(after);
         *self.inode.count.lock() = self.before;
+    }
+}
+
+impl Drop for LockedNames<'_> {
+    fn drop(&mut self) {
+        if !self.loses_none {
+            self.inode.note_loss();
+        }
     }
 }
 
@@ -173,6 +188,9 @@ pub(crate) struct Inode {
     /// Of a directory: changes of its entries since it is in memory. Changes with the names held
     /// for writing.
     pub(crate) changes: AtomicU64,
+    /// Of a directory: changes since it is in memory by which numbers of its names may have come
+    /// free. Each is counted behind the change.
+    losses: AtomicU64,
     pub(crate) kind: Kind,
     /// Of a directory: its entries. Held for writing over the check of a name and the change that
     /// follows ([`Inode::lock_names`]).
@@ -220,6 +238,7 @@ impl Inode {
             generation: identity.generation,
             blocks: Mutex::default(),
             changes: AtomicU64::new(0),
+            losses: AtomicU64::new(0),
             kind,
             names: RwLock::new(()),
             count: Mutex::new(None),
@@ -266,8 +285,19 @@ impl Inode {
             inode: self,
             before: self.count.lock().take(),
             changes: self.changes.fetch_add(1, Ordering::Relaxed),
+            loses_none: false,
             _held: held,
         }
+    }
+
+    /// Notes that numbers of names of the directory may be free.
+    pub(crate) fn note_loss(&self) {
+        self.losses.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The number of these notes.
+    pub(crate) fn losses(&self) -> u64 {
+        self.losses.load(Ordering::SeqCst)
     }
 
     /// Notes that the directory has no entry `name`. The caller holds the names for reading.

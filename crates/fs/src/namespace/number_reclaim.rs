@@ -14,7 +14,8 @@
 //! A directory that lives long gives runs back as well, of which no slot has a name any more: it
 //! looks at two of its blocks for each block that it gets ([`Numbers::sweep`]). A directory without
 //! a slot index has few blocks. It looks at all of them when it has taken as many slots as it had
-//! entries the last time.
+//! entries the last time. Behind the last block it looks at none until it may have lost a name
+//! again.
 //!
 //! All steps are taken by requests: a few after each removal, and more at each sync.
 
@@ -259,11 +260,9 @@ impl Numbers {
         next: Run,
     ) -> Result<()> {
         let has_index = next.first().0 > SLOTS_WITHOUT_INDEX;
-        if !has_index && next.first().0 < dir.blocks.lock().swept_again_at {
-            return Ok(());
-        }
         let idle = self.idle_blocks(dir, next)?;
         let Some((snapshot, path)) = view() else {
+            dir.note_loss();
             return Ok(());
         };
         let (snapshot, path) = (&snapshot, &path);
@@ -294,8 +293,10 @@ impl Numbers {
                 true => has_names(snapshot, path, run)?,
                 false => runs.contains(&run),
             };
-            let is_used = has_names
-                || !idle.contains(&base)
+            if has_names {
+                continue;
+            }
+            let is_used = !idle.contains(&base)
                 || has_other_pins(snapshot, (run, base), None)?
                 || self.is_in_memory(run, base);
             let is_its = || -> Result<bool> {
@@ -307,6 +308,9 @@ impl Numbers {
                 free_block(&mut batch, run, base);
                 freed.push(run.class());
                 dir.blocks.lock().remove(run);
+            } else {
+                // The numbers may be free by the next look.
+                dir.note_loss();
             }
         }
         // Behind the last one the next sweep begins at the first run.

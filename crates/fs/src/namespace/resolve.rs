@@ -458,12 +458,18 @@ impl Namespace {
         if slot != run.first() || run.len() < RUN_LEN_MAX {
             return;
         }
+        // A name that goes behind this moment counts as a loss of its own.
+        let losses = dir.losses();
+        if !dir.blocks.lock().goes_on_looking(run, losses) {
+            return;
+        }
         let view = || {
             let topology = self.topology.read();
             let at = topology.dir_path(dir).ok()?;
             Some((self.tree.snapshot(), at.path))
         };
         if let Err(error) = self.numbers.sweep(dir, view, run) {
+            dir.note_loss();
             tracing::debug!(%error, "numbers of removed names come back later");
         }
     }

@@ -36,6 +36,8 @@ struct Locked<'a> {
     state: RwLockWriteGuard<'a, Record>,
     edited: Option<Record>,
     moved: Option<Location>,
+    /// A directory took a slot that has no name.
+    has_bare_slot: bool,
 }
 
 /// Up to so many inodes are sorted without a copy of their list.
@@ -70,6 +72,7 @@ fn lock_state(inode: &Arc<Inode>) -> Locked<'_> {
         state: inode.state.write(),
         edited: None,
         moved: None,
+        has_bare_slot: false,
     }
 }
 
@@ -161,7 +164,9 @@ impl<'a> Transaction<'a> {
             return Err(Error::TooManyLinks);
         }
         record.next_slot += 1;
-        Ok(Slot(record.next_slot - 1))
+        let slot = Slot(record.next_slot - 1);
+        self.states.find_mut(dir).expect(LOCKED).has_bare_slot = true;
+        Ok(slot)
     }
 
     /// Whether a directory had keys in its slot index before this transaction, or may have had.
@@ -172,6 +177,7 @@ impl<'a> Transaction<'a> {
 
     /// Notes that a slot of a directory has this name. Its state is locked, and `at` is its path.
     pub(crate) fn put_slot(&mut self, (dir, at): (&Arc<Inode>, &[u8]), slot: Slot, name: &[u8]) {
+        self.states.find_mut(dir).expect(LOCKED).has_bare_slot = false;
         if self.may_be_indexed(dir) {
             self.batch.put(keys::slot(at, slot), name.to_vec());
         }
@@ -287,6 +293,10 @@ impl<'a> Transaction<'a> {
             if let Some(record) = locked.edited.take() {
                 locked.inode.touched.store(true, Ordering::SeqCst);
                 *locked.state = record;
+            }
+            if locked.has_bare_slot {
+                // The number is free when the object goes, and no name goes with it.
+                locked.inode.note_loss();
             }
             if let Some(location) = locked.moved.take() {
                 show_move(locked.inode, location);

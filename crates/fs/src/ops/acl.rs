@@ -15,6 +15,8 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use crate::error::{Error, Result};
 use crate::format::acl::{ACCESS, Acl, DEFAULT};
 use crate::format::keys;
@@ -99,10 +101,14 @@ impl Inherited {
         access.into_iter().chain(default)
     }
 
-    /// Puts the lists of the object at `path`.
-    pub(crate) fn put(&self, tx: &mut Transaction<'_>, path: &[u8]) {
+    /// Puts the lists of the object at the path that `path` makes. Most objects have none.
+    pub(crate) fn put(&self, tx: &mut Transaction<'_>, path: impl FnOnce() -> Bytes) {
+        if self.access.is_none() && self.default.is_none() {
+            return;
+        }
+        let path = path();
         for (attribute, list) in self.lists() {
-            tx.batch.put(keys::xattr(path, attribute), list.encode());
+            tx.batch.put(keys::xattr(&path, attribute), list.encode());
         }
     }
 }

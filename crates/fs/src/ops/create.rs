@@ -98,12 +98,15 @@ impl Names {
         self.namespace.tree.admit(RECORDS_BYTES + lists_bytes)?;
         let birth = self.numbers.generation()?;
         let now = self.times.now();
-        let names = dir.lock_names();
+        let mut names = dir.lock_names();
         let there = entry_before(&self.namespace, dir, name, &names)?;
         match there.as_ref().map(Entry::decode).transpose()? {
-            None => {}
+            None => names.lose_none(),
             Some(Entry::Deleted(_)) => self.deletes.free_name(dir, name)?,
-            Some(Entry::Inode(_) | Entry::Link(_)) => return Err(Error::Exists),
+            Some(Entry::Inode(_) | Entry::Link(_)) => {
+                names.lose_none();
+                return Err(Error::Exists);
+            }
         }
         let mut tx = Transaction::new(lock_states(&[dir]));
         self.namespace.protections.may_gain_names(&tx, dir)?;
@@ -118,7 +121,7 @@ impl Names {
         let at = topology.dir_path(dir).map_err(gone_is_not_found)?;
         tx.put_slot((dir, &at.path), slot, name);
         tx.batch.put(keys::entry(&at.path, name), record.encode());
-        lists.put(&mut tx, &keys::child(&at.path, name));
+        lists.put(&mut tx, || keys::child(&at.path, name));
         let parent = tx.edit(dir);
         (parent.mtime, parent.ctime) = (now, now);
         if new.kind == Kind::Directory {

@@ -180,7 +180,6 @@ mod tests {
         };
         let given = block(&first);
         let sweep = |meanwhile: &dyn Fn()| {
-            first.blocks.lock().swept_again_at = 0;
             let view = || {
                 let view = (volume.tree().snapshot(), path.clone());
                 meanwhile();

@@ -58,12 +58,14 @@ impl Names {
         });
         let topology = self.namespace.topology.read();
         topology.dir_path(dir).map_err(gone_is_not_found)?;
-        lists.put(&mut tx, &keys::orphan(orphan));
+        lists.put(&mut tx, || keys::orphan(orphan));
         tx.apply(&topology, &self.namespace.tree)?;
         let table = &self.namespace.table;
         let inode = Inode::new(table, identity, new.kind, record, Location::Orphan(orphan));
         table.adopt(&inode, None);
         table.remember(&inode);
+        drop(topology);
+        self.namespace.took_slot(dir, slot);
         Ok(inode.attr())
     }
 

@@ -369,6 +369,17 @@ mod tests {
     }
 
     #[test]
+    fn the_front_of_an_answer_is_header_and_structure() {
+        let structure: [u8; STRUCTURE_BYTES_MAX] =
+            std::array::from_fn(|at| u8::try_from(at).expect("below 256"));
+        for len in [0, 16, STRUCTURE_BYTES_MAX] {
+            let reply = Reply::new(&structure[..len], Body::Empty);
+            let front = [&reply.header(Unique(9))[..], &structure[..len]].concat();
+            assert_eq!(reply.front(Unique(9))[..], front);
+        }
+    }
+
+    #[test]
     fn an_xattr_is_measured_given_or_too_long() {
         let value = || b"value".to_vec();
         assert_eq!(
