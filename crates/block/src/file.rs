@@ -33,6 +33,9 @@ use crate::write_behind::{Aligned, WriteBehind, path_of};
 /// Unit of the space of a file in stat(2), in bytes.
 const STAT_BLOCK_BYTES: u64 = 512;
 
+/// Bytes that the kernel reads ahead by default.
+const ASK_BYTES: u64 = 128 << 10;
+
 /// The use that a [`FileDevice`] is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
@@ -117,6 +120,8 @@ pub struct FileDevice {
     /// Held for reading while the kernel may read ahead.
     reading_ahead: Arc<RwLock<()>>,
     readahead: Mutex<Readahead>,
+    /// Most bytes that the kernel takes at a time when it is asked to read ahead; 0 for none.
+    ask_bytes: u64,
     /// The same file, opened for the first read that the kernel must not go beyond.
     exact: OnceLock<File>,
     /// Reads under way.
@@ -194,6 +199,7 @@ impl FileDevice {
         // `metadata().len()` is 0 for a block device; the end of the file is right for both.
         let len_bytes = file.seek(SeekFrom::End(0)).map_err(fail)?;
         let is_sparse = access == Access::ReadWrite && gives_room(&file).map_err(fail)?;
+        let ask_bytes = ask_bytes(&file).min(STEP);
         Ok(Self {
             fsync: Fsync::new(&file).map_err(fail)?,
             file,
@@ -204,6 +210,7 @@ impl FileDevice {
             write_behind: OnceLock::new(),
             reading_ahead: Arc::default(),
             readahead: Mutex::default(),
+            ask_bytes,
             exact: OnceLock::new(),
             reads: AtomicUsize::new(0),
             direct: OnceLock::new(),
@@ -244,18 +251,23 @@ impl FileDevice {
     /// Asks the kernel for the ranges before and ahead of a read. Best effort: a read of these
     /// ranges follows in any case, and tells its own error.
     fn ask_ahead(&self, read: Range<u64>, is_shared: bool) {
+        // With a read-ahead of 0 the owner of the machine wants none.
+        if self.ask_bytes == 0 {
+            return;
+        }
         let mut readahead = self.readahead.lock();
-        let Some(mut ahead) = readahead.note(&read, is_shared, self.len_bytes()) else {
+        let Some(ahead) = readahead.note(&read, is_shared, self.len_bytes()) else {
             return;
         };
         // While others read, the lock is held until the kernel has been asked: so the device gets
         // the requests of all in order.
-        let _order = is_shared.then_some(readahead);
-        while !ahead.is_empty() {
+        let _order = (is_shared && ahead.is_ordered).then_some(readahead);
+        let mut range = ahead.range;
+        while !range.is_empty() {
             // The kernel takes no more at a time than one request of the device.
-            let len = STEP.min(ahead.end - ahead.start);
-            self.ask(ahead.start, len);
-            ahead.start += len;
+            let len = self.ask_bytes.min(range.end - range.start);
+            self.ask(range.start, len);
+            range.start += len;
         }
     }
 
@@ -304,6 +316,26 @@ impl FileDevice {
             Some(end) if end <= self.len_bytes() => Ok(()),
             _ => Err(outside.into()),
         }
+    }
+}
+
+/// Most bytes that the kernel reads ahead of `file` when it is asked once: a request of the device,
+/// or its read-ahead if that is more. The kernel leaves out the rest. 0 when the read-ahead is off.
+fn ask_bytes(file: &File) -> u64 {
+    let device = file.metadata().map_or(0, |found| {
+        let is_device = found.file_type().is_block_device();
+        if is_device { found.rdev() } else { found.dev() }
+    });
+    let limit = |name| stack::queue_limit(device, name);
+    ask_limit(limit("read_ahead_kb"), limit("max_sectors_kb"))
+}
+
+/// The same for a read-ahead and a longest request, in KiB.
+fn ask_limit(ahead: Option<u32>, longest: Option<u32>) -> u64 {
+    match (ahead, longest) {
+        (Some(0), _) => 0,
+        (Some(ahead), Some(longest)) => u64::from(ahead.max(longest)) << 10,
+        _ => ASK_BYTES,
     }
 }
 
@@ -552,6 +584,14 @@ mod tests {
         let mut got = [0; 65536];
         device.read_at(1 << 20, &mut got).unwrap();
         assert_eq!(got, [7; 65536]);
+    }
+
+    #[test]
+    fn kernel_is_asked_for_no_more_than_it_takes_and_for_nothing_without_a_read_ahead() {
+        assert_eq!(ask_limit(Some(0), Some(1280)), 0);
+        assert_eq!(ask_limit(Some(128), Some(64)), 128 << 10);
+        assert_eq!(ask_limit(Some(128), Some(256)), 256 << 10);
+        assert_eq!(ask_limit(None, None), ASK_BYTES);
     }
 
     #[test]

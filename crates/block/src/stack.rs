@@ -370,6 +370,16 @@ fn sys_dir(rdev: u64) -> PathBuf {
     Path::new("/sys/dev/block").join(numbers(rdev))
 }
 
+/// A limit of the queue of a block device; a partition has the queue of its disk.
+pub(crate) fn queue_limit(rdev: u64, name: &str) -> Option<u32> {
+    let dir = sys_dir(rdev);
+    let queues = [dir.join("queue"), dir.join("../queue")];
+    let limit = queues
+        .iter()
+        .find_map(|queue| read_number(&queue.join(name)));
+    limit.and_then(|limit| u32::try_from(limit).ok())
+}
+
 fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

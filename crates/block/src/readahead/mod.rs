@@ -13,6 +13,14 @@ use streams::Streams;
 
 pub(crate) use areas::STEP;
 
+/// A range to ask the device for before a read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    pub(crate) range: Range<u64>,
+    /// The device must hear of it before it hears of later reads.
+    pub(crate) is_ordered: bool,
+}
+
 /// The streams of a device, and the areas that were read lately.
 #[derive(Debug, Default)]
 pub(crate) struct Readahead {
@@ -29,11 +37,13 @@ impl Readahead {
         read: &Range<u64>,
         is_shared: bool,
         device_len: u64,
-    ) -> Option<Range<u64>> {
+    ) -> Option<Ahead> {
         let is_coming = self.streams.is_coming(read);
         let area = self.areas.note(read, is_coming);
         let area = area.map(|area| area.start..area.end.min(device_len));
-        self.streams.note(read, area, is_shared, device_len)
+        let is_ordered = area.is_none();
+        let range = self.streams.note(read, area, is_shared, device_len)?;
+        Some(Ahead { range, is_ordered })
     }
 }
 
@@ -55,7 +65,7 @@ mod tests {
         for place in places {
             let read = place..place + 8 * KIB;
             let ahead = readahead.note(&read, false, DEVICE);
-            for range in ahead.into_iter().chain([read]) {
+            for range in ahead.map(|ahead| ahead.range).into_iter().chain([read]) {
                 let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
                 if !blocks.clone().all(|block| there.contains(&block)) {
                     requests += (blocks.end - blocks.start).div_ceil(STEP / BLOCK) as usize;
