@@ -3,14 +3,17 @@
 needs_fio="fio"
 make_fio() { :; }
 use_fio() {
-    local engine direct rw
+    local engine direct rw unaligned least
     cd "$2" || return
     for engine in psync mmap libaio io_uring pvsync2 splice; do
         for direct in 0 1; do
             if [[ "$engine$direct" == mmap1 || "$engine$direct" == splice1 ]]; then continue; fi
+            unaligned=$((1 - direct)) least=512
+            # fio maps whole blocks only.
+            if [[ "$engine" == mmap ]]; then unaligned=0 least=4096; fi
             for rw in randwrite randrw write; do
-                fio --name="$engine" --filename="$2/f" --size=4M --bsrange=512-64k --bs_unaligned=$((1 - direct)) \
-                    --blockalign=512 --rw="$rw" --ioengine="$engine" --direct="$direct" --iodepth=8 --randseed=7 --fallocate=none \
+                fio --name="$engine" --filename="$2/f" --size=4M --bsrange=$least-64k --bs_unaligned=$unaligned \
+                    --blockalign=$least --rw="$rw" --ioengine="$engine" --direct="$direct" --iodepth=8 --randseed=7 --fallocate=none \
                     --verify=crc32c --do_verify=1 --verify_fatal=1 --fsync=64 --output="$2/said" >/dev/null 2>&1
                 echo "$engine $direct $rw $?"
                 grep -E 'verify|err=[^ ]* *[1-9]' "$2/said" | head -n 3
@@ -28,9 +31,9 @@ make_stress_ng() { mkdir "$1/t" && chmod 777 "$1/t"; }
 use_stress_ng() {
     local stressor
     chmod 777 "$2"
-    for stressor in access acl aiol chattr chmod chown copy-file dentry dir dirdeep fallocate fcntl file-ioctl filename flock fpunch \
-        fstat getdent handle hdd inotify io-uring iomix link lease locka lockofd mknod metamix mmapfiles open readahead rename revio \
-        seek sendfile symlink sync-file touch unlink utime xattr; do
+    for stressor in access aiol chattr chmod chown copy-file dentry dir dirdeep fallocate fcntl file-ioctl filename flock fpunch \
+        fstat getdent handle hdd inotify io-uring iomix link lease locka lockofd mknod open readahead rename revio \
+        seek sendfile symlink sync-file touch utime xattr; do
         timeout -k 5 30 stress-ng --temp-path "$2" --"$stressor" 1 --"$stressor"-ops 20 --timeout 1 --verify --no-rand-seed --oomable \
             >"$2/.said" 2>&1
         echo "$stressor $?"

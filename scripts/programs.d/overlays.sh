@@ -19,7 +19,7 @@ change_merged() {
     touch rm-me && rm rm-me && mkdir short && rmdir short
     chmod 4755 new && chown daemon new && setfattr -n user.c -v d d/f1
     rm d/e/moved && mv d d2 2>&1
-    python3 -c 'import os; os.rename("new2", "new3"); f = os.open(".", os.O_TMPFILE | os.O_RDWR); os.write(f, b"t"); os.link(f"/proc/self/fd/{f}", "tmp")' 2>&1
+    python3 -c 'import os; os.rename("new2", "new3"); f = os.open(".", os.O_TMPFILE | os.O_RDWR); os.write(f, b"t"); os.link(f"/proc/self/fd/{f}", "tmp", src_dir_fd=f)' 2>&1
     find . -printf '%y %m %U %p\n' | sort
     find . -type f -print0 | sort -z | xargs -0 cat
 }

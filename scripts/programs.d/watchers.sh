@@ -86,6 +86,7 @@ make_tail() { echo one >"$1/log"; }
 use_tail() {
     local watcher line
     cd "$1" || return
+    : >"$2/heard"
     timeout 90 tail -F log >"$2/heard" 2>/dev/null &
     watcher=$!
     said() { for _ in $(seq 150); do grep -q "$1" "$2" && return; sleep 0.1; done; }
