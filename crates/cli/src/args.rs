@@ -450,6 +450,9 @@ pub struct Try {
         hide_default_value = true
     )]
     pub note: String,
+    /// Commit or drop the fork also while processes use it
+    #[arg(long)]
+    pub force: bool,
     /// Run the command in the fork at its own path: for systems that forbid user namespaces
     #[arg(long)]
     pub own_path: bool,

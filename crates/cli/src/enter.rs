@@ -36,7 +36,7 @@ fn enter(args: &args::Enter) -> Outcome<u8> {
         onto: onto.as_ref(),
         command: &command(args),
     };
-    Ok(inside.run()?.status)
+    Ok(inside.begin()?.wait()?.status)
 }
 
 /// The command, or the shell of the user.

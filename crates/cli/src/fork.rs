@@ -239,6 +239,15 @@ impl<'a> Named<'a> {
         })
     }
 
+    /// The same; it must have the inode number `top`.
+    fn known(path: &'a Path, top: u64) -> Outcome<Named<'a>> {
+        let found = Named::at(path)?;
+        match found.seen.stat.st_ino == top {
+            true => Ok(found),
+            false => Err(Failure::system(path, Errno::STALE)),
+        }
+    }
+
     fn name(&self) -> Vec<u8> {
         self.name.as_bytes().to_vec()
     }
@@ -284,9 +293,22 @@ pub fn drop_all(args: &args::Drop) -> Outcome<u8> {
     Ok(status)
 }
 
-/// Drops a fork; one that a process uses only if that is forced.
-pub fn drop_one(path: &Path, is_forced: bool) -> Outcome {
-    let fork = Named::at(path)?;
+fn drop_one(path: &Path, is_forced: bool) -> Outcome {
+    drop_named(&Named::at(path)?, is_forced)
+}
+
+/// Drops the fork with the inode number `top`; one that a process uses only if that is forced.
+pub fn drop_known(path: &Path, top: u64, is_forced: bool) -> Outcome {
+    drop_named(&Named::known(path, top)?, is_forced)
+}
+
+/// Refuses the fork with the inode number `top` if a process uses it.
+pub fn must_be_unused(path: &Path, top: u64) -> Outcome {
+    let fork = Named::known(path, top)?;
+    fork.must_be_unused(&Users::of(fork.seen.stat.st_dev))
+}
+
+fn drop_named(fork: &Named, is_forced: bool) -> Outcome {
     if !is_forced {
         fork.must_be_unused(&Users::of(fork.seen.stat.st_dev))?;
     }
@@ -298,9 +320,9 @@ pub fn drop_one(path: &Path, is_forced: bool) -> Outcome {
     Ok(())
 }
 
-/// The names in which a fork differs from its base.
-pub fn changes_of(path: &Path) -> Outcome<ToldForkChanges> {
-    let fork = Named::at(path)?;
+/// The names in which the fork with the inode number `top` differs from its base.
+pub fn changes_of(path: &Path, top: u64) -> Outcome<ToldForkChanges> {
+    let fork = Named::known(path, top)?;
     fork.root.write_back().map_err(|e| mounted(path, e))?;
     let request = ForkRequest::Changes {
         name: fork.name(),

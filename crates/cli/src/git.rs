@@ -1,7 +1,7 @@
 //! Questions to git about a tree, and the fetch of commits. Git runs as the caller, without hooks
 //! and without the programs that the configuration of a repository names.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -74,6 +74,18 @@ pub fn setting(config: &Path, key: &str) -> Option<PathBuf> {
     let out = run(dir, &args).ok()?;
     let value = out.stdout.strip_suffix(b"\0")?;
     Some(PathBuf::from(OsStr::from_bytes(value)))
+}
+
+/// The references of a repository, each with its object.
+pub fn references(dir: &Path) -> Outcome<BTreeMap<Vec<u8>, Vec<u8>>> {
+    let args = ["for-each-ref", "--format=%(refname) %(objectname)"];
+    let out = run(dir, &args.map(OsStr::new))?;
+    let lines = out.stdout.split(|&byte| byte == b'\n');
+    let one = |line: &[u8]| {
+        let at = line.iter().position(|&byte| byte == b' ')?;
+        Some((line[..at].to_vec(), line[at + 1..].to_vec()))
+    };
+    Ok(lines.filter_map(one).collect())
 }
 
 fn paths_of(out: &Output) -> impl Iterator<Item = &[u8]> {

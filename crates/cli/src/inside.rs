@@ -5,16 +5,19 @@
 //! stops with a child that stops, so a shell that waits for it has the terminal again.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{ErrorKind, IsTerminal, stdin};
+use std::io::{ErrorKind, stdin};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ramet_sys::{
-    Cover, NotStarted, Place, SignalWatch, Step, is_in_foreground, spawn_covered, take_foreground,
+    Cover, NotStarted, Place, SignalWatch, Step, foreground_group, spawn_covered, take_foreground,
 };
 use rustix::fs::{Stat, fstat};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, waitpid};
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, getpgrp, getpid, kill_process, test_kill_process_group,
+    waitpid,
+};
 use signal_hook::consts::{
     SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTTOU, SIGUSR1, SIGUSR2, SIGWINCH,
 };
@@ -49,6 +52,11 @@ impl Dir {
             stat: fstat(&dir).map_err(failed)?,
             path: resolve::path_of(&dir).map_err(failed)?,
         })
+    }
+
+    /// Its inode number.
+    pub fn ino(&self) -> u64 {
+        self.stat.st_ino
     }
 
     fn place(&self) -> Place {
@@ -92,10 +100,9 @@ impl Inside<'_> {
         }
     }
 
-    /// Runs the command to its end.
-    pub fn run(&self) -> Outcome<Ended> {
-        let failed = |e| Failure::at(Path::new("signals"), reason(&e)).with_status(status::TROUBLE);
-        let watch = SignalWatch::start(&WATCHED).map_err(failed)?;
+    /// Starts the command. It did not begin where that fails.
+    pub fn begin(&self) -> Outcome<Running> {
+        let watch = SignalWatch::start(&WATCHED).map_err(trouble)?;
         let (program, args) = self.command.split_first().expect("there is a command");
         let (start, is_elsewhere) = self.start();
         let mut command = Command::new(program);
@@ -109,16 +116,16 @@ impl Inside<'_> {
             from: self.fork.place(),
             onto: onto.place(),
         });
-        let had_terminal = stdin().is_terminal() && is_in_foreground(stdin());
+        let group = getpgrp().as_raw_nonzero().get();
+        let had_terminal = foreground_group(stdin()) == Some(group);
         let child = spawn_covered(command, cover.as_ref(), &start, &watch);
         let child = child.map_err(|e| self.not_started(program, &start, &e))?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let ended = wait_for(pid.expect("a child has a number"), &watch, had_terminal);
-        if had_terminal {
-            // A shell may have ended without giving the terminal back.
-            let _ = take_foreground(stdin());
-        }
-        ended.map_err(failed)
+        Ok(Running {
+            child: pid.expect("a child has a number"),
+            watch,
+            had_terminal,
+        })
     }
 
     /// The reason for which the command did not begin.
@@ -153,6 +160,39 @@ impl Inside<'_> {
     }
 }
 
+fn trouble(e: std::io::Error) -> Failure {
+    Failure::at(Path::new("signals"), reason(&e)).with_status(status::TROUBLE)
+}
+
+/// A command that runs.
+pub struct Running {
+    child: Pid,
+    watch: SignalWatch,
+    /// This process was in the foreground of the terminal.
+    had_terminal: bool,
+}
+
+impl Running {
+    /// Waits for the end of the command.
+    pub fn wait(self) -> Outcome<Ended> {
+        let ended = wait_for(self.child, &self.watch, self.had_terminal);
+        if self.had_terminal && is_terminal_left(self.child) {
+            let _ = take_foreground(stdin());
+        }
+        ended.map_err(trouble)
+    }
+}
+
+/// Whether the terminal belongs to the group of a command that has ended, as after a shell that did
+/// not give it back. A group that another program is in keeps it: this process may be in the
+/// background by now.
+fn is_terminal_left(child: Pid) -> bool {
+    let Some(group) = foreground_group(stdin()).and_then(Pid::from_raw) else {
+        return false;
+    };
+    group == child || test_kill_process_group(group) == Err(Errno::SRCH)
+}
+
 /// Signals that are taken while a command runs.
 const WATCHED: [i32; 9] = [
     SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTTOU, SIGUSR1, SIGUSR2, SIGWINCH,
@@ -173,6 +213,7 @@ fn wait_for(child: Pid, watch: &SignalWatch, has_terminal: bool) -> std::io::Res
                 }
             }
         } else if !received.is_of_kernel
+            && received.sender != child.as_raw_nonzero().get()
             && received.signal != SIGTTOU
             && let Some(signal) = Signal::from_named_raw(received.signal)
         {

@@ -73,14 +73,19 @@ pub struct Committed {
     pub is_done: bool,
     /// Names of the fork that were left alone.
     pub left_out: u64,
-    /// The commits of the fork are in the repository of the destination.
-    pub is_fetched: bool,
+    /// The fork has no changes that the destination lacks, but those that were left alone.
+    pub is_all: bool,
+    /// The destination, if both have a repository. It has the branches of the fork.
+    pub fetched_by: Option<PathBuf>,
 }
 
-/// Merges a fork into the directory that it was made of. Conflicts are told on standard error, and
-/// the names not at all.
-pub fn commit(fork: &Path, how: &args::MergeHow) -> Outcome<Committed> {
+/// Merges the fork with the inode number `top` into the directory that it was made of. Conflicts
+/// are told on standard error, and the names not at all.
+pub fn commit(fork: &Path, top: u64, how: &args::MergeHow) -> Outcome<Committed> {
     let seen = Seen::at(fork)?;
+    if seen.stat.st_ino != top {
+        return Err(Failure::system(fork, Errno::STALE));
+    }
     let dst = forks::origin_of(fork, &seen)?;
     let merging = Merging::new((fork, seen), dst, how)?;
     let told = merging.run(false, false)?;
@@ -88,13 +93,17 @@ pub fn commit(fork: &Path, how: &args::MergeHow) -> Outcome<Committed> {
         let path = escaped(&bytes_of(&name.path)?);
         complain(format_args!("conflict: {path}: {}", name.word));
     }
+    let mut is_all = false;
     if told.merge.is_done {
         merging.fetch()?;
+        // A program may have written in the fork after it was compared.
+        is_all = merging.run(true, false)?.merge.count == 0;
     }
     Ok(Committed {
         is_done: told.merge.is_done,
         left_out: told.merge.left_out,
-        is_fetched: told.merge.is_done && merging.is_git(),
+        is_all,
+        fetched_by: (told.merge.is_done && merging.is_git()).then_some(merging.dst),
     })
 }
 

@@ -253,6 +253,75 @@ impl Places {
     }
 }
 
+/// Names of a repository that a fetch brings, that references tell about, or that belong to the
+/// working directory alone.
+const FETCHED: [&str; 10] = [
+    "objects",
+    "refs",
+    "packed-refs",
+    "logs",
+    "index",
+    "HEAD",
+    "ORIG_HEAD",
+    "FETCH_HEAD",
+    "COMMIT_EDITMSG",
+    "gc.log",
+];
+
+/// The first thing in the repository of a fork that the repository of `dst` lacks though the
+/// branches were fetched: a reference that is no branch, or a file. Objects of submodules and of
+/// extensions are files.
+pub fn unfetched(fork: &Path, dst: &Path) -> Outcome<Option<String>> {
+    let theirs = git::references(dst)?;
+    for (name, object) in git::references(fork)? {
+        let is_branch = name.starts_with(b"refs/heads/");
+        if !is_branch && theirs.get(&name) != Some(&object) {
+            return Ok(Some(String::from_utf8_lossy(&name).into_owned()));
+        }
+    }
+    let failed = |e| Failure::system(&fork.join(".git"), e);
+    let opened = |top: &Path| dir_at(resolve::directory(top)?, ".git").map_err(failed);
+    let found = unequal(&opened(fork)?, &opened(dst)?).map_err(failed)?;
+    Ok(found.map(|path| path.display().to_string()))
+}
+
+/// The first file of a repository that another one does not have alike, by size and time.
+fn unequal(git: &OwnedFd, other: &OwnedFd) -> Answer<Option<PathBuf>> {
+    let mut todo = vec![PathBuf::from(".")];
+    let mut count = 0;
+    while let Some(path) = todo.pop() {
+        count += 1;
+        let (dir, alike) = (dir_at(git, &path)?, dir_at(other, &path));
+        let Some(alike) = alike.ok().filter(|_| count <= DIRS_MAX) else {
+            return Ok(Some(path));
+        };
+        for (name, kind) in names(&dir)? {
+            let is_top = path == Path::new(".");
+            if is_top && FETCHED.iter().any(|fetched| name == *fetched) {
+                continue;
+            }
+            let below = path.join(&name);
+            if kind == FileType::Directory {
+                todo.push(below);
+                continue;
+            }
+            let seen = |dir: &OwnedFd| {
+                let stat = statat(dir, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+                Answer::Ok((
+                    stat.st_mode,
+                    stat.st_size,
+                    stat.st_mtime,
+                    stat.st_mtime_nsec,
+                ))
+            };
+            if seen(&alike) != seen(&dir) {
+                return Ok(Some(below));
+            }
+        }
+    }
+    Ok(None)
+}
+
 /// Writes a file anew that is there.
 fn write_at(dir: impl AsFd, path: impl AsRef<Path>, text: &[u8]) -> Answer {
     let file = opened(dir, path, OFlags::WRONLY | OFlags::TRUNC | OFlags::NONBLOCK)?;

@@ -3,7 +3,7 @@
 //!
 //! Standard output belongs to the command. All that is told goes to standard error.
 
-use std::io::{self, BufRead, IsTerminal, Read, Write, stderr, stdin};
+use std::io::{BufRead, IsTerminal, Read, Write, stderr, stdin};
 use std::path::Path;
 
 use ramet_fs::{ToldForkChanges, path_of_text};
@@ -13,7 +13,7 @@ use crate::diff::escaped;
 use crate::failure::{self, Failure, Outcome};
 use crate::inside::{Dir, Ended, Inside, status};
 use crate::output::complain;
-use crate::{fork, merge, mounts};
+use crate::{fork, merge, mounts, repository};
 
 /// Most names that are told of a difference.
 const NAMES_MAX: usize = 40;
@@ -32,7 +32,7 @@ enum End {
 /// The circumstances that decide over a fork.
 #[derive(Clone, Copy, Debug)]
 struct Met {
-    /// The command succeeded.
+    /// The command succeeded, and was not told to end.
     is_success: bool,
     /// The fork differs from its base, or may.
     is_changed: bool,
@@ -61,44 +61,115 @@ fn trial(args: &args::Try) -> Outcome<u8> {
         onto: (!args.own_path).then_some(&src),
         command: &args.command,
     };
-    let ended = match inside.run() {
-        Ok(ended) => ended,
+    let running = match inside.begin() {
+        Ok(running) => running,
         Err(failure) => {
             // The command did not begin, so nothing is lost.
-            fork::drop_one(&path, false)?;
+            if let Err(failure) = fork::drop_known(&path, fork.ino(), false) {
+                complain(failure);
+            }
             return Err(failure);
         }
     };
-    after(args, &path, &ended)?;
+    let ended = running.wait().inspect_err(|_| tell_kept(&path))?;
+    let made = Made {
+        args,
+        path: &path,
+        top: fork.ino(),
+    };
+    made.after(&ended)?;
     Ok(ended.status)
 }
 
-/// Tells the differences, and brings the fork to its end.
-fn after(args: &args::Try, fork: &Path, ended: &Ended) -> Outcome {
-    let changes = fork::changes_of(fork);
-    match &changes {
-        Ok(changes) => tell(changes)?,
-        Err(failure) => complain(failure),
-    }
-    let met = Met {
-        is_success: ended.status == 0,
-        is_changed: changes.as_ref().map_or(true, |changes| changes.count > 0),
-        has_user: !ended.is_told_to_end && stdin().is_terminal() && stderr().is_terminal(),
-    };
-    let end = match end(args.end, met) {
-        End::Ask => ask()?,
-        end => end,
-    };
-    match end {
-        End::Commit => commit(args, fork, changes.ok().as_ref()),
-        End::Discard => fork::drop_one(fork, false),
-        End::Keep | End::Ask => {
-            if args.end.commit {
-                complain("the command failed: nothing is committed");
-            }
-            tell_kept(fork);
-            Ok(())
+/// A fork in which a command ran.
+struct Made<'a> {
+    args: &'a args::Try,
+    path: &'a Path,
+    /// Its inode number: another object may have its path by now.
+    top: u64,
+}
+
+impl Made<'_> {
+    /// Tells the differences, and brings the fork to its end.
+    fn after(&self, ended: &Ended) -> Outcome {
+        let changes = fork::changes_of(self.path, self.top);
+        match &changes {
+            Ok(changes) => tell(changes)?,
+            Err(failure) => complain(failure),
         }
+        let met = Met {
+            is_success: ended.status == 0 && !ended.is_told_to_end,
+            is_changed: changes.as_ref().map_or(true, |changes| changes.count > 0),
+            has_user: !ended.is_told_to_end && stdin().is_terminal() && stderr().is_terminal(),
+        };
+        let asked = self.args.end;
+        let end = match end(asked, met) {
+            End::Ask => ask(),
+            end => end,
+        };
+        let drop = || fork::drop_known(self.path, self.top, self.args.force);
+        match end {
+            End::Commit => return self.commit().inspect_err(|_| tell_kept(self.path)),
+            End::Discard if asked.discard || met.is_changed => {
+                return drop().inspect_err(|_| tell_kept(self.path));
+            }
+            // Nobody asked for that, so the command's status stays.
+            End::Discard => match drop() {
+                Ok(()) => return Ok(()),
+                Err(failure) => complain(failure),
+            },
+            End::Keep | End::Ask if asked.commit => {
+                complain("the command failed, or was told to end: nothing is committed");
+            }
+            End::Keep | End::Ask => {}
+        }
+        tell_kept(self.path);
+        Ok(())
+    }
+
+    /// Merges the fork, and drops it if nothing of it is left behind.
+    fn commit(&self) -> Outcome {
+        if !self.args.force {
+            fork::must_be_unused(self.path, self.top)?;
+        }
+        let committed = merge::commit(self.path, self.top, &self.args.how)?;
+        if !committed.is_done {
+            let why = "conflicts: nothing is committed. 'ramet merge' has --ours and --theirs";
+            return Err(Failure::at(self.path, why));
+        }
+        if let Some(why) = self.left_behind(&committed)? {
+            complain(format_args!("committed, but {why}"));
+            tell_kept(self.path);
+            return Ok(());
+        }
+        if let Err(failure) = fork::drop_known(self.path, self.top, self.args.force) {
+            complain(format_args!("committed, and the fork stays: {failure}"));
+        }
+        Ok(())
+    }
+
+    /// The reason for which the fork has something that the destination lacks, if it has.
+    fn left_behind(&self, committed: &merge::Committed) -> Outcome<Option<String>> {
+        if !committed.is_all {
+            return Ok(Some("a program changed the fork meanwhile".to_owned()));
+        }
+        if committed.left_out == 0 {
+            return Ok(None);
+        }
+        let Some(dst) = &committed.fetched_by else {
+            return Ok(Some(format!(
+                "{} names were left alone",
+                committed.left_out
+            )));
+        };
+        let in_git = fork::changes_of(self.path, self.top)?.in_git;
+        if committed.left_out > in_git {
+            let count = committed.left_out - in_git;
+            let why = format!("{count} names that git ignores were left alone");
+            return Ok(Some(why));
+        }
+        let unfetched = repository::unfetched(self.path, dst)?;
+        Ok(unfetched.map(|name| format!("{name} of its repository was not fetched")))
     }
 }
 
@@ -146,53 +217,22 @@ fn tell_kept(fork: &Path) {
     ));
 }
 
-/// Asks the user until there is an answer. The end of the input is one.
-fn ask() -> Outcome<End> {
+/// Asks the user until there is an answer. The end of the input is one, and so is an error.
+fn ask() -> End {
     loop {
         let _ = write!(stderr(), "commit, keep or discard? [c/K/d] ");
-        let mut answer = String::new();
-        let read = stdin().lock().take(ANSWER_BYTES_MAX).read_line(&mut answer);
-        read.map_err(|e: io::Error| Failure::system(Path::new("standard input"), e))?;
-        match answer.trim().to_ascii_lowercase().as_str() {
-            "c" | "commit" => return Ok(End::Commit),
-            "" | "k" | "keep" => return Ok(End::Keep),
-            "d" | "discard" => return Ok(End::Discard),
+        let mut answer = Vec::new();
+        let mut input = stdin().lock().take(ANSWER_BYTES_MAX);
+        if input.read_until(b'\n', &mut answer).is_err() {
+            return End::Keep;
+        }
+        match answer.trim_ascii().to_ascii_lowercase().as_slice() {
+            b"c" | b"commit" => return End::Commit,
+            b"" | b"k" | b"keep" => return End::Keep,
+            b"d" | b"discard" => return End::Discard,
             _ => {}
         }
     }
-}
-
-/// Merges the fork, and drops it if nothing of it is left behind.
-fn commit(args: &args::Try, fork: &Path, changes: Option<&ToldForkChanges>) -> Outcome {
-    let committed = match merge::commit(fork, &args.how) {
-        Ok(committed) => committed,
-        Err(failure) => {
-            tell_kept(fork);
-            return Err(failure);
-        }
-    };
-    if !committed.is_done {
-        tell_kept(fork);
-        let why = "conflicts: nothing is committed. 'ramet merge' has --ours and --theirs";
-        return Err(Failure::at(fork, why));
-    }
-    let in_git = match committed.is_fetched {
-        true => changes.map_or(0, |changes| changes.in_git),
-        false => 0,
-    };
-    if committed.left_out > in_git {
-        complain(format_args!(
-            "committed; {} names were left alone (ignored by git, or a repository) and the fork is \
-             kept: 'ramet drop {}' discards them",
-            committed.left_out - in_git,
-            fork.display()
-        ));
-        return Ok(());
-    }
-    if let Err(failure) = fork::drop_one(fork, false) {
-        complain(format_args!("committed, and the fork stays: {failure}"));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -191,3 +191,59 @@ fn paths_that_lead_out_of_a_repository_are_told() {
     assert!(said(&out).contains("core.worktree"), "{}", said(&out));
     desk.end();
 }
+
+#[test]
+fn a_commit_keeps_a_fork_whose_repository_has_more_than_branches() {
+    let desk = Desk::new();
+    let project = desk.at("project");
+    let git = "git -c user.name=A -c user.email=a@example.org";
+    // (script, words of the reason; none if the fork goes)
+    for (number, (script, why)) in [
+        (format!("echo 1 > file && {git} commit -qam second"), None),
+        (
+            format!("echo 2 > file && {git} stash -q && echo 3 > file"),
+            Some("refs/stash"),
+        ),
+        (
+            "echo 4 > file && git tag t HEAD".to_owned(),
+            Some("refs/tags/t"),
+        ),
+        (
+            "echo 5 > file && mkdir -p .git/lfs/objects && echo x > .git/lfs/objects/a".to_owned(),
+            Some("lfs"),
+        ),
+        (
+            "echo 6 > file && mkdir -p .git/modules/m && echo x > .git/modules/m/HEAD".to_owned(),
+            Some("modules"),
+        ),
+        (
+            "echo 7 > file && git config a.b c".to_owned(),
+            Some("config"),
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let fork = format!("fork-{number}");
+        let args = ["try", "--commit", "--name", &desk.at(&fork), &project, "--"];
+        let out = desk.ramet(&[&args[..], &["sh", "-c", &script]].concat());
+        assert!(out.status.success(), "{script}: {}", said(&out));
+        assert_eq!(
+            desk.exists(&fork),
+            why.is_some(),
+            "{script}: {}",
+            said(&out)
+        );
+        if let Some(why) = why {
+            assert!(said(&out).contains(why), "{script}: {}", said(&out));
+            assert!(
+                said(&out).contains("ramet drop"),
+                "{script}: {}",
+                said(&out)
+            );
+        }
+    }
+    let file = fs::read_to_string(desk.at("project/file")).expect("it is there");
+    assert_eq!(file, "7\n");
+    desk.end();
+}

@@ -611,3 +611,124 @@ fn a_user_tries_on_a_mount_of_their_own() {
     let expected = format!("{}\nfirst\nother\nthird\n", text(&project));
     assert_eq!(told, expected);
 }
+
+#[test]
+fn a_fork_that_is_used_or_that_was_told_to_end_is_not_committed() {
+    for uid in users() {
+        let desk = Desk::new(uid);
+        let project = desk.at("project");
+        let leaves = "sleep 6 > /dev/null 2>&1 & echo half > file";
+        let out = desk.ramet(&["try", "--commit", &project, "--", "sh", "-c", leaves]);
+        assert_eq!(out.status.code(), Some(125), "{}", said(&out));
+        assert!(said(&out).contains("in use by"), "{}", said(&out));
+        assert_eq!(desk.read("project/file"), "first\n");
+        assert_eq!(desk.read("project.try-1/file"), "half\n");
+        let args = [
+            "try", "--commit", "--force", &project, "--", "sh", "-c", leaves,
+        ];
+        let out = desk.ramet(&args);
+        assert!(out.status.success(), "{}", said(&out));
+        assert_eq!(desk.read("project/file"), "half\n");
+        assert!(!desk.exists("project.try-2"));
+        // It ends tidily.
+        let script = format!("trap 'echo late > file; exit 0' TERM; {WAITS}");
+        let mut busy = desk.start(&["--commit"], &script);
+        wait_until("it began", || desk.exists("project.try-2/began"));
+        kill_process(busy.pid(), Signal::TERM).expect("it is ours");
+        assert_eq!(busy.status(), Some(0));
+        assert_eq!(desk.read("project/file"), "half\n");
+        assert_eq!(desk.read("project.try-2/file"), "late\n");
+        desk.end();
+    }
+}
+
+#[test]
+fn another_fork_at_the_path_of_the_first_one_is_left_alone() {
+    for uid in users() {
+        for option in ["--discard", "--commit"] {
+            let desk = Desk::new(uid);
+            let mut busy = desk.start(&[option], WAITS);
+            wait_until("it began", || desk.exists("project.try-1/began"));
+            desk.must("mv", &[&desk.at("project.try-1"), &desk.at("moved")]);
+            desk.done(&["fork", &desk.at("project"), &desk.at("project.try-1")]);
+            desk.must(
+                "sh",
+                &["-c", "echo mine > $1", "sh", &desk.at("project.try-1/file")],
+            );
+            fs::write(desk.bed.path().join("end"), "").expect("there is room");
+            assert_eq!(busy.status(), Some(125), "{option}");
+            assert_eq!(desk.read("project.try-1/file"), "mine\n");
+            assert_eq!(desk.read("moved/file"), "inside\n");
+            assert_eq!(desk.read("project/file"), "first\n");
+            desk.end();
+        }
+    }
+}
+
+#[test]
+fn an_equal_fork_that_is_used_stays_and_the_status_is_that_of_the_command() {
+    let desk = Desk::new(users()[0]);
+    let project = desk.at("project");
+    let script = "setsid sleep 6 > /dev/null 2>&1 < /dev/null & sleep 0.2; exit 3";
+    let prefix = desk.prefix();
+    let mut args = vec!["-c", ANSWERS, "or discard?", "k\n"];
+    args.extend(prefix.iter().map(String::as_str));
+    args.extend([text(&desk.bin), "try", &project, "--", "sh", "-c", script]);
+    let out = run("python3", &args);
+    assert_eq!(out.status.code(), Some(3), "{}", said(&out));
+    assert!(said(&out).contains("in use by"), "{}", said(&out));
+    assert!(desk.exists("project.try-1"));
+    desk.end();
+}
+
+/// Runs a try in the foreground, and puts itself there while the command goes on.
+const TAKES_OVER: &str = r#"
+import os, pty, signal, subprocess, sys, time
+pid, terminal = pty.fork()
+if pid:
+    end = time.monotonic() + 50
+    said = b""
+    try:
+        while time.monotonic() < end:
+            said += os.read(terminal, 4096)
+    except OSError:
+        pass
+    sys.stdout.write(said.decode(errors="replace"))
+    sys.stdout.flush()
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255)
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+signal.alarm(40)
+began, ends = sys.argv[1:3]
+def in_front():
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpid())
+command = subprocess.Popen(sys.argv[3:], preexec_fn=in_front)
+end = time.monotonic() + 20
+while not os.path.exists(began) and time.monotonic() < end:
+    time.sleep(0.05)
+os.tcsetpgrp(0, os.getpgrp())
+open(ends, "w").close()
+command.wait(timeout=20)
+print("mine" if os.tcgetpgrp(0) == os.getpgrp() else "taken", flush=True)
+"#;
+
+#[test]
+fn a_try_in_the_background_leaves_the_terminal_alone() {
+    let desk = Desk::new(users()[0]);
+    let project = desk.at("project");
+    let began = desk.at("project.try-1/began");
+    let end = text(&desk.bed.path().join("end")).to_owned();
+    let head = [
+        "-c",
+        TAKES_OVER,
+        &began,
+        &end,
+        text(&desk.bin),
+        "try",
+        "--keep",
+    ];
+    let args = [&head[..], &[&project, "--", "sh", "-c", WAITS, "sh", &end]].concat();
+    let out = run("python3", &args);
+    assert!(said(&out).contains("mine"), "{}", said(&out));
+    desk.end();
+}

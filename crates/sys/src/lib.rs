@@ -33,4 +33,4 @@ pub use mapping::write_mapped;
 pub use range_lock::{RangeLock, lock_range, may_lock_range};
 pub use revocable::Revocable;
 pub use scheduling::{SchedulingClass, run_anywhere, set_scheduling_class};
-pub use signals::{Received, SignalWatch, is_in_foreground, take_foreground, unblock_signals};
+pub use signals::{Received, SignalWatch, foreground_group, take_foreground, unblock_signals};

@@ -43,6 +43,8 @@ pub struct Received {
     pub signal: i32,
     /// The kernel sent it, as for a key of the terminal or the end of a child.
     pub is_of_kernel: bool,
+    /// The process that sent it, if one did.
+    pub sender: i32,
 }
 
 /// Signals that are held back from this thread and handed out by [`SignalWatch::next`], until the
@@ -101,6 +103,7 @@ impl SignalWatch {
                 return Ok(Received {
                     signal: told.ssi_signo.cast_signed(),
                     is_of_kernel: told.ssi_code > 0,
+                    sender: told.ssi_pid.cast_signed(),
                 });
             }
             let error = io::Error::last_os_error();
@@ -137,11 +140,13 @@ impl Drop for SignalWatch {
     }
 }
 
-/// Whether this process belongs to the foreground of the terminal at `fd`.
+/// The group of processes in the foreground of the terminal at `fd`; none if it is no terminal of
+/// this session.
 #[must_use]
-pub fn is_in_foreground(fd: impl std::os::fd::AsFd) -> bool {
-    // SAFETY: both calls take numbers alone.
-    unsafe { libc::tcgetpgrp(fd.as_fd().as_raw_fd()) == libc::getpgrp() }
+pub fn foreground_group(fd: impl std::os::fd::AsFd) -> Option<i32> {
+    // SAFETY: the call takes a number.
+    let group = unsafe { libc::tcgetpgrp(fd.as_fd().as_raw_fd()) };
+    (group > 0).then_some(group)
 }
 
 /// Makes the group of this process the foreground of the terminal at `fd`. The signal `SIGTTOU`
@@ -190,6 +195,7 @@ mod tests {
             let expected = Received {
                 signal: libc::SIGUSR2,
                 is_of_kernel: false,
+                sender: std::process::id().cast_signed(),
             };
             assert_eq!(received, expected);
             drop(watch);
