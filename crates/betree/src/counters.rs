@@ -68,6 +68,8 @@ counters! {
     bytes_written,
     /// Of the bytes written: leaves written anew with the messages that waited for them.
     leaves_written_bytes,
+    /// Of the bytes of leaves: those that an idle volume wrote anew to free space, before compression.
+    idle_written_bytes,
     /// Of the bytes written: leaves that were ingested by large writes.
     ingested_written_bytes,
     /// Of the bytes written: messages that rest in interior nodes over a checkpoint.

@@ -100,8 +100,13 @@ impl<'a> Maintainer<'a> {
         }
     }
 
+    /// Whether the nodes may lie deeper than those that it maintains.
+    pub(crate) fn may_go_down(&self) -> bool {
+        self.depth < DEPTH_MAX
+    }
+
     /// For the children of the nodes that this one maintains.
-    fn below(&self) -> Self {
+    pub(crate) fn below(&self) -> Self {
         Self {
             depth: self.depth + 1,
             ..*self
@@ -151,9 +156,14 @@ impl<'a> Maintainer<'a> {
             self.sweep(node, &mut pending)?;
         }
         self.leaves.coalesce(node, &mut pending)?;
-        drop_dead_segments(self.nodes, node)?;
-        self.compactor.compact_segments(node)?;
+        self.free_segments(node)?;
         self.compactor.merge_segments(node, deep, tiers)
+    }
+
+    /// Drops the segments that no edge sees, and the dead messages of those of which little is alive.
+    pub(crate) fn free_segments(&self, node: &mut Skeleton) -> Result<()> {
+        drop_dead_segments(self.nodes, node)?;
+        self.compactor.compact_segments(node)
     }
 
     /// Turns range messages into edges, and maintains the children that this made.
@@ -314,6 +324,19 @@ impl<'a> Maintainer<'a> {
     /// Moves the messages of an edge into its interior child; returns the edges that take its
     /// place, or `NoSpace`.
     fn push(&self, node: &Skeleton, at: usize, waits: Pending, deep: bool) -> Result<Vec<Edge>> {
+        let (child, lift) = self.push_into(node, at, waits, deep)?;
+        self.children.close_child(node, at, child, lift)
+    }
+
+    /// The interior child of an edge, open, with all messages of the edge and within its limits,
+    /// and the number of bytes that its key space lacks; or `NoSpace`.
+    pub(crate) fn push_into(
+        &self,
+        node: &Skeleton,
+        at: usize,
+        waits: Pending,
+        deep: bool,
+    ) -> Result<(Skeleton, usize)> {
         let messages = self.gather_edge(node, at, node.edge_range(at).common_prefix_len())?;
         let (mut child, lift) = self.children.open_child(node, at)?;
         let bytes = messages.stored_bytes_max() + child.encoded_bytes_max() as u64 + PUSH_BYTES;
@@ -326,7 +349,7 @@ impl<'a> Maintainer<'a> {
         self.give(&mut child, messages);
         drop(reservation);
         with_stack(|| self.below().maintain(&mut child, false, deep))?;
-        self.children.close_child(node, at, child, lift)
+        Ok((child, lift))
     }
 
     fn give(&self, child: &mut Skeleton, messages: Gathered) {

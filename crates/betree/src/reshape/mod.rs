@@ -6,6 +6,7 @@ pub(crate) mod compact;
 pub(crate) mod convert;
 pub(crate) mod flatten;
 pub(crate) mod gather;
+pub(crate) mod idle;
 pub(crate) mod maintain;
 pub(crate) mod make;
 pub(crate) mod narrow;

@@ -54,6 +54,17 @@ impl<'a> LeafRewriter<'a> {
 
     /// Streams the ranges of edges `from..=to`, with all messages for them, into new leaves.
     pub(crate) fn rewrite(&self, node: &Skeleton, from: usize, to: usize) -> Result<Vec<Edge>> {
+        self.rewrite_via(node, (from, to), Via::Cache)
+    }
+
+    /// The same. Past the cache of the device, the old and the new leaves stay out of the cache of
+    /// nodes as well.
+    pub(crate) fn rewrite_via(
+        &self,
+        node: &Skeleton,
+        (from, to): (usize, usize),
+        via: Via,
+    ) -> Result<Vec<Edge>> {
         for edge in &node.edges[from..=to] {
             if self.survey.is_shared(edge)? {
                 self.counters.took(StructuralPath::Unshares);
@@ -62,11 +73,15 @@ impl<'a> LeafRewriter<'a> {
         let range = KeyRange::new(node.edges[from].lo.clone(), node.edge_hi(to));
         let draft = node.clipped(&range);
         let mut scan = TreeScan::of_base(Base::Draft(Arc::new(draft)), range.clone());
+        if matches!(via, Via::Bulk) {
+            let bytes = node.edges[from..=to].iter().map(Edge::live_bytes).sum();
+            scan.drop_behind(bytes);
+        }
         let mut writer = LeafWriter::new(
             (self.write_back, self.space, self.shape),
             range.lo.clone(),
             node.next_step(),
-            Via::Cache,
+            via,
         );
         while let Some((key, value)) = scan.next(self.prefetch)? {
             writer.add(key, value)?;

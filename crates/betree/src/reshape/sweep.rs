@@ -49,6 +49,9 @@ use crate::store::store::Store;
 /// A sweep rewrites a leaf when at least one in so many of its bytes comes back.
 const GAIN: u64 = 16;
 
+/// An idle volume leaves one in so many of its bytes free for batches.
+const IDLE_SPARE: u64 = 8;
+
 /// The space that steps take, and the space that they give back.
 #[derive(Clone, Copy)]
 pub(crate) struct SpaceBalance<'a> {
@@ -130,6 +133,32 @@ impl<'a> SpaceBalance<'a> {
             return Err(Error::NoSpace);
         }
         Ok(())
+    }
+
+    /// Checks that an idle volume has the space to write a leaf anew, and plenty beside: batches
+    /// may come at once, and the old leaf is not free before the next checkpoint.
+    ///
+    /// # Errors
+    /// `NoSpace` when there is not.
+    pub(crate) fn check_space_to_rewrite_idle(&self, edge: &Edge, pending: Pending) -> Result<()> {
+        self.check_space_idle(edge.live_bytes().saturating_add(pending.bytes))
+    }
+
+    /// The same for messages that are pushed.
+    ///
+    /// # Errors
+    /// `NoSpace` when there is not enough.
+    pub(crate) fn check_space_to_push_idle(&self, pending: Pending) -> Result<()> {
+        self.check_space_idle(pending.bytes.saturating_mul(2))
+    }
+
+    fn check_space_idle(&self, takes: usize) -> Result<()> {
+        let spare = self.table.stats().total / IDLE_SPARE;
+        let wanted = spare.max(2 * self.shape.buffer_bytes as u64);
+        match self.space.available_bytes() >= wanted.saturating_add(takes as u64) {
+            true => Ok(()),
+            false => Err(Error::NoSpace),
+        }
     }
 
     /// Whether a leaf's space, or enough of it, comes back when its messages are applied.

@@ -11,6 +11,7 @@ use crate::node::run_view::RunView;
 use crate::node::skeleton::Skeleton;
 use crate::paths::StructuralPath;
 use crate::read::lookup::View;
+use crate::reshape::idle::{IdleRewriter, IdleStep};
 use crate::reshape::maintain::Maintainer;
 use crate::reshape::make::NodeMaker;
 use crate::reshape::split::Splitter;
@@ -202,6 +203,24 @@ impl Root {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Writes leaves anew from the key `from` on, as far as one step goes.
+    ///
+    /// # Errors
+    /// As [`IdleRewriter::step`]; then nothing has changed.
+    pub(crate) fn rewrite_idle(&self, from: &[u8]) -> Result<IdleStep> {
+        let _structure = self.structure.lock();
+        let top = self.state.lock().top.clone();
+        let mut root = Skeleton::clone(&top);
+        let seen = root.next_ord;
+        let step =
+            IdleRewriter::of(&self.store).step(Maintainer::of(&self.store), &mut root, from)?;
+        if step.has_changed {
+            self.shape_root(&mut root, &top)?;
+            self.publish(root, seen);
+        }
+        Ok(step)
     }
 
     /// Moves all messages that wait above the lowest node that covers `range` down to that node.
