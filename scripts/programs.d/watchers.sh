@@ -53,11 +53,16 @@ JS
     sort -u "$2/heard" | grep -v -E '^change .*(new|copy/f|made/x)$'
 }
 
+# A server of its own for the case, and a command that asks it and starts no other one.
 private_watchman() {
-    export WATCHMAN_SOCK="$1/watchman.sock" XDG_RUNTIME_DIR="$1"
-    mkdir -p "$1/state"
-    watchman --sockname "$1/watchman.sock" --statefile "$1/state/state" --pidfile "$1/state/pid" --logfile "$1/state/log" get-pid >"$1/state/said" || return
+    local own
+    mkdir -p "$1/state" "$1/bin"
+    own="$(command -v watchman) --sockname $1/socket --statefile $1/state/state --pidfile $1/state/pid --logfile $1/state/log"
+    $own get-pid >"$1/state/said" || return
     watchman_pid="$(tr -dc 0-9, <"$1/state/said" | cut -d , -f 2)"
+    printf '#!/bin/sh\nexec %s --no-spawn "$@"\n' "$own" >"$1/bin/watchman"
+    chmod +x "$1/bin/watchman"
+    export PATH="$1/bin:$PATH"
 }
 # The server ends by a signal: after shutdown-server, version 4.9 stays.
 watchman_ends() { kill "$watchman_pid"; settle; }
@@ -67,15 +72,16 @@ make_watchman() { make_watched "$1"; }
 use_watchman() {
     cd "$1" || return
     private_watchman "$2" || return
-    watchman --no-spawn watch "$1/d" | grep -E '"(watcher|error)"'
+    watchman watch "$1/d" | grep -E '"(watcher|error)"'
     local clock
-    clock="$(watchman --no-spawn clock "$1/d" | python3 -c 'import json, sys; print(json.load(sys.stdin)["clock"])')"
-    echo new >d/new && mkdir -p d/deep/er && echo x >d/deep/er/x && rm d/f && mv d/new d/other
+    clock="$(watchman clock "$1/d" | python3 -c 'import json, sys; print(json.load(sys.stdin)["clock"])')"
+    echo new >d/new && settle
+    mkdir -p d/deep/er && echo x >d/deep/er/x && rm d/f && mv d/new d/other
     settle
-    watchman --no-spawn -j <<JSON | python3 -c 'import json, sys; [print(f["name"], f["exists"], f["type"]) for f in sorted(json.load(sys.stdin)["files"], key=lambda f: f["name"])]'
+    watchman -j <<JSON | python3 -c 'import json, sys; [print(f["name"], f["exists"], f["type"]) for f in sorted(json.load(sys.stdin)["files"], key=lambda f: f["name"])]'
 ["query", "$1/d", {"since": "$clock", "fields": ["name", "exists", "type"]}]
 JSON
-    watchman --no-spawn find "$1/d" '*' | grep '"name"' | sort
+    watchman find "$1/d" '*' | grep '"name"' | sort
     watchman_ends
 }
 
