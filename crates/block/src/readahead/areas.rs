@@ -36,8 +36,8 @@ const LONG_BYTES: u64 = 64 << 10;
 const PART: u32 = 8;
 /// Pages of credit that one read page earns.
 const EARN: u64 = 4;
-/// Areas that are asked for without credit at the beginning.
-const FIRST: u32 = 4;
+/// Areas that are asked for without credit at the beginning: the opening itself takes three.
+const FIRST: u32 = 8;
 /// Credit is spent so far from an area that was of use, in bytes.
 const NEAR_BYTES: u64 = 8 << 20;
 /// Most credit, in bytes.
