@@ -84,14 +84,14 @@ fn run(
 
 #[test]
 fn every_power_cut_leaves_a_prefix_of_the_batches() {
-    let total = run("tree", (1, env_u64("RAMET_STATES", 60_000)), tree);
+    let total = run("tree", (1, env_u64("RAMET_STATES", 50_000)), tree);
     assert!(total.interruptions > 0);
 }
 
 #[test]
 fn every_power_cut_leaves_a_prefix_of_the_operations_on_files() {
     // Few histories of files make a lap of the journal. One of the first two from here on does.
-    let states = env_u64("RAMET_STATES", 60_000) * 3 / 17;
+    let states = env_u64("RAMET_STATES", 50_000) * 3 / 17;
     run("files", (11, states), files);
 }
 
