@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!  upper node              messages for an edge are a sixteenth of its live bytes  -> pushed down
-//!   └ node above leaves    with its own, they are an eighth of its live bytes     -> opened
+//!   └ node above leaves    with its segments, an eighth of its live bytes         -> opened
 //!       └ leaf             messages for it are a sixteenth of it                  -> written anew
 //! ```
 //!
@@ -162,7 +162,8 @@ impl<'a> IdleRewriter<'a> {
         Ok(None)
     }
 
-    /// Whether messages of an eighth of the leaves right below a node wait in it.
+    /// Whether an eighth of the leaves right below a node is dead: the messages that wait in it, and
+    /// where it has no other children, its segments with those that were applied already.
     fn has_dead_leaves(&self, node: &Skeleton) -> Result<bool> {
         let (mut dead, mut alive) = (0u64, 0u64);
         for (at, edge) in node.edges.iter().enumerate() {
@@ -172,7 +173,27 @@ impl<'a> IdleRewriter<'a> {
                 alive = alive.saturating_add(edge.live_bytes() as u64);
             }
         }
+        if dead > 0 && node.edges.iter().all(Edge::is_above_leaf) {
+            dead = dead.max(self.segment_bytes(node)?);
+        }
         Ok(dead > 0 && dead.saturating_mul(DEAD) >= alive)
+    }
+
+    /// Bytes of the segments of a node: of their messages, or as they are stored, with messages
+    /// that no edge sees any more.
+    fn segment_bytes(&self, node: &Skeleton) -> Result<u64> {
+        let mut sum = 0u64;
+        let mut last = None;
+        for seg in &node.segs {
+            let is_part = last.replace(seg.run.id()) == Some(seg.run.id());
+            let stored = if is_part {
+                0
+            } else {
+                self.survey.stored_bytes(&seg.run)?
+            };
+            sum = sum.saturating_add(stored.max(seg.bytes));
+        }
+        Ok(sum)
     }
 
     /// Writes the leaf of an edge anew if that frees enough.
@@ -236,7 +257,7 @@ impl<'a> IdleRewriter<'a> {
         let whole = self.nodes.skeleton(&child.node)?;
         let (above, alive) = (waits.bytes as u64, child.live_bytes);
         let is_last = whole.edges.iter().all(Edge::is_above_leaf);
-        let own: u64 = whole.segs.iter().map(|seg| seg.bytes).sum();
+        let own = self.segment_bytes(&whole)?;
         if is_last && above.saturating_add(own).saturating_mul(DEAD) < alive {
             return Ok((1, None));
         }

@@ -100,6 +100,14 @@ impl<'a> Survey<'a> {
         Ok(counted.max(1) + u64::from(self.is_marked(node)))
     }
 
+    /// Bytes that a node takes on the device; 0 for one that is in memory only.
+    pub(crate) fn stored_bytes(&self, node: &Handle) -> Result<u64> {
+        Ok(match node.unrecorded_place() {
+            Some(place) => place.extent.len,
+            None => self.table.get(node.id())?.map_or(0, |r| r.extent.len),
+        })
+    }
+
     /// Whether a node has references that no checkpoint has counted.
     pub(crate) fn is_marked(&self, node: &Handle) -> bool {
         self.sharing.is_marked(node)

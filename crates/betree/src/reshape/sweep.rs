@@ -155,7 +155,11 @@ impl<'a> SpaceBalance<'a> {
     fn check_space_idle(&self, takes: usize) -> Result<()> {
         let spare = self.table.stats().total / IDLE_SPARE;
         let wanted = spare.max(2 * self.shape.buffer_bytes as u64);
-        match self.space.available_bytes() >= wanted.saturating_add(takes as u64) {
+        let takes = takes as u64;
+        let is_there = self.space.available_bytes() >= wanted.saturating_add(takes);
+        // On a sparse device the reserve stays backed beside: its host may give no more later.
+        let backed = self.space.backlog_reserve_bytes().saturating_add(takes);
+        match is_there && self.space.secure(backed) {
             true => Ok(()),
             false => Err(Error::NoSpace),
         }
@@ -175,10 +179,7 @@ impl<'a> SpaceBalance<'a> {
                 pending.ranges > 0 && child.live_bytes <= 2 * self.shape.block_bytes as u64;
             return Ok(refs == 1 && (may_go || removed * GAIN >= child.live_bytes));
         }
-        let whole = match child.node.unrecorded_place() {
-            Some(place) => place.extent.len,
-            None => self.table.get(child.node.id())?.map_or(0, |r| r.extent.len),
-        };
+        let whole = self.survey.stored_bytes(&child.node)?;
         // Less than a block is never a gain.
         let least = child.live_bytes + self.shape.block_bytes as u64;
         Ok(2 * refs * least <= whole)
