@@ -313,18 +313,24 @@ pub struct Clone {
 }
 
 #[derive(Debug, Args)]
-pub struct Fork {
-    /// Make N forks, with the numbers from 1 to N behind NAME
-    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub count: Option<u32>,
+pub struct Note {
     /// Text that `ramet forks` shows: up to 255 bytes without control characters
     #[arg(
-        long,
+        long = "note",
         value_name = "TEXT",
         default_value = "",
         hide_default_value = true
     )]
-    pub note: String,
+    pub text: String,
+}
+
+#[derive(Debug, Args)]
+pub struct Fork {
+    /// Make N forks, with the numbers from 1 to N behind NAME
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub count: Option<u32>,
+    #[command(flatten)]
+    pub note: Note,
     /// Keep no base: the fork takes no space but its own, and cannot be reset
     #[arg(long)]
     pub no_base: bool,
@@ -442,14 +448,8 @@ pub struct Try {
     /// Path of the fork on the mount of SRC. Default: the first free of SRC.try-1, SRC.try-2 ...
     #[arg(long, value_name = "PATH")]
     pub name: Option<PathBuf>,
-    /// Text that `ramet forks` shows: up to 255 bytes without control characters
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub note: String,
+    #[command(flatten)]
+    pub note: Note,
     /// Commit or drop the fork also while processes use it
     #[arg(long)]
     pub force: bool,

@@ -25,7 +25,7 @@ use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::args;
-use crate::failure::{Failure, Outcome, status};
+use crate::failure::{Failure, Outcome, errno_of, status};
 use crate::request::ask;
 use crate::resolve::{Entry, Place};
 use crate::staged::{self, Ended};
@@ -89,8 +89,7 @@ impl Root {
 
     /// Calls the daemon on a file of the mount.
     pub fn call_on(file: &OwnedFd, number: u32, buffer: &mut [u8]) -> Answer {
-        control_ioctl(file, number, buffer)
-            .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+        control_ioctl(file, number, buffer).map_err(errno_of)
     }
 
     /// The state of the daemon, out of its counters.
@@ -108,8 +107,7 @@ impl Root {
 
     /// Has the kernel hand stores into mapped files over to the daemon.
     pub fn write_back(&self) -> Answer {
-        ramet_fs::fence::write_back(&self.0)
-            .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+        ramet_fs::fence::write_back(&self.0).map_err(errno_of)
     }
 
     /// Number of write-backs of mapped pages that have failed; `None` from a daemon that does not
@@ -426,6 +424,14 @@ impl Seen {
     /// The object of an entry.
     pub fn of_entry(entry: Entry, path: &Path) -> Outcome<Seen> {
         Seen::of(Place::Entry(entry)).map_err(|e| Failure::system(path, e))
+    }
+
+    /// Refuses another object than the one with the inode number `ino`: it may have the path by now.
+    pub fn must_be(&self, path: &Path, ino: u64) -> Outcome {
+        match self.stat.st_ino == ino {
+            true => Ok(()),
+            false => Err(Failure::system(path, Errno::STALE)),
+        }
     }
 
     fn of(place: Place) -> Answer<Seen> {

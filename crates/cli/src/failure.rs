@@ -88,6 +88,11 @@ pub fn is_of_dead_mount(errno: Errno) -> bool {
     matches!(errno, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)
 }
 
+/// The errno of a failed call; `EIO` for an error that has none.
+pub fn errno_of(error: std::io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
+}
+
 /// An errno in words, without Rust's "(os error N)".
 pub fn reason(error: &std::io::Error) -> String {
     let errno = Errno::from_io_error(error);

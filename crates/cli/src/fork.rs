@@ -161,7 +161,7 @@ fn numbered(name: &OsStr, tail: &str) -> OsString {
 pub fn run(args: &args::Fork) -> Outcome {
     let of = Source {
         path: &args.src,
-        note: &args.note,
+        note: &args.note.text,
         has_base: !args.no_base,
     };
     let forking = Forking::begin(of, args.name.as_deref())?;
@@ -242,10 +242,8 @@ impl<'a> Named<'a> {
     /// The same; it must have the inode number `top`.
     fn known(path: &'a Path, top: u64) -> Outcome<Named<'a>> {
         let found = Named::at(path)?;
-        match found.seen.stat.st_ino == top {
-            true => Ok(found),
-            false => Err(Failure::system(path, Errno::STALE)),
-        }
+        found.seen.must_be(path, top)?;
+        Ok(found)
     }
 
     fn name(&self) -> Vec<u8> {

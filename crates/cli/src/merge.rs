@@ -83,9 +83,7 @@ pub struct Committed {
 /// are told on standard error, and the names not at all.
 pub fn commit(fork: &Path, top: u64, how: &args::MergeHow) -> Outcome<Committed> {
     let seen = Seen::at(fork)?;
-    if seen.stat.st_ino != top {
-        return Err(Failure::system(fork, Errno::STALE));
-    }
+    seen.must_be(fork, top)?;
     let dst = forks::origin_of(fork, &seen)?;
     let merging = Merging::new((fork, seen), dst, how)?;
     let told = merging.run(false, false)?;

@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, st
 use rustix::io::Errno;
 
 use crate::control::Root;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, errno_of};
 use crate::output::complain;
 use crate::{git, resolve};
 
@@ -55,7 +55,7 @@ fn text_at(dir: impl AsFd, path: impl AsRef<Path>) -> Answer<Option<Vec<u8>>> {
     let read = std::fs::File::from(file)
         .take(TEXT_BYTES_MAX)
         .read_to_end(&mut text);
-    read.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+    read.map_err(errno_of)?;
     while text.last().is_some_and(u8::is_ascii_whitespace) {
         text.pop();
     }
@@ -326,5 +326,5 @@ fn unequal(git: &OwnedFd, other: &OwnedFd) -> Answer<Option<PathBuf>> {
 fn write_at(dir: impl AsFd, path: impl AsRef<Path>, text: &[u8]) -> Answer {
     let file = opened(dir, path, OFlags::WRONLY | OFlags::TRUNC | OFlags::NONBLOCK)?;
     let written = std::io::Write::write_all(&mut std::fs::File::from(file), text);
-    written.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+    written.map_err(errno_of)
 }

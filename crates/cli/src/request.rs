@@ -8,6 +8,8 @@ use rustix::io::{Errno, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::failure::errno_of;
+
 /// Sends a request by the control call `number` on a file of the mount.
 ///
 /// # Errors
@@ -20,8 +22,7 @@ pub fn ask<R: DeserializeOwned>(
 ) -> Result<R> {
     let text = serde_json::to_string(request).map_err(|_| Errno::INVAL)?;
     let mut bytes = encode_stat_reply(&text).map_err(|_| Errno::TOOBIG)?;
-    control_ioctl(file, number, &mut bytes)
-        .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+    control_ioctl(file, number, &mut bytes).map_err(errno_of)?;
     let text = decode_stat_reply(&bytes).map_err(|_| Errno::PROTO)?;
     serde_json::from_str(text).map_err(|_| Errno::PROTO)
 }

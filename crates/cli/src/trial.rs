@@ -54,7 +54,7 @@ fn trial(args: &args::Try) -> Outcome<u8> {
         let why = "another file system is mounted there, which is not in the fork";
         complain(Failure::at(&below, why));
     }
-    let path = fork::make_for_try(&src.path, args.name.as_deref(), &args.note)?;
+    let path = fork::make_for_try(&src.path, args.name.as_deref(), &args.note.text)?;
     let fork = Dir::at(&path)?;
     let inside = Inside {
         fork: &fork,

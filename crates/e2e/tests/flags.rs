@@ -19,6 +19,15 @@ fn lines(dir: &Path) -> Vec<String> {
     out.lines().map(String::from).collect()
 }
 
+/// Runs a script in a directory; it fails by an exit status.
+fn python(dir: &Path, script: &str) {
+    let mut python = Command::new("python3");
+    let python = python.args(["-c", script]).current_dir(dir);
+    let out = python.output().expect("./test installs python3");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{said}");
+}
+
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
@@ -132,14 +141,7 @@ while (found := open("mapped", "rb").read()) != b"kept" + b"a" * 8188:
     if time.monotonic() > deadline: raise SystemExit(str(found[4090:4104]))
     time.sleep(0.05)
 "#;
-        let mut python = Command::new("python3");
-        let python = python.args(["-c", script]).current_dir(mount.root());
-        let out = python.output().expect("./test installs python3");
-        assert!(
-            out.status.success(),
-            "{}",
-            String::from_utf8_lossy(&out.stderr)
-        );
+        python(mount.root(), script);
         run_ok(
             "chattr",
             &["-i".into(), mount.root().join("mapped").into_os_string()],
@@ -180,11 +182,7 @@ for path in ["directory", "one", "two"]:
     seen.add(found)
 assert len(seen) > 1, seen
 "#;
-        let mut python = Command::new("python3");
-        let python = python.args(["-c", script]).current_dir(mount.root());
-        let out = python.output().expect("./test installs python3");
-        let said = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.success(), "{said}");
+        python(mount.root(), script);
         mount.umount();
     }
 }

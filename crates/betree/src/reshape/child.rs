@@ -159,13 +159,25 @@ impl<'a> Children<'a> {
         Ok(edges)
     }
 
+    /// The same for a child that got no messages of its edge: these go on waiting.
+    pub(crate) fn close_child_waiting(
+        &self,
+        node: &Skeleton,
+        at: usize,
+        child: Skeleton,
+        lift: usize,
+    ) -> Result<Vec<Edge>> {
+        let watermark = node.edges[at].watermark;
+        let mut edges = self.close_child(node, at, child, lift)?;
+        edges.iter_mut().for_each(|edge| edge.watermark = watermark);
+        Ok(edges)
+    }
+
     /// Gives an edge a copy of its interior child that holds no more than the edge shows; returns
     /// the number of edges that it becomes.
     pub(crate) fn clip_child(&self, node: &mut Skeleton, at: usize) -> Result<usize> {
-        let watermark = node.edges[at].watermark;
         let (child, lift) = self.open_child(node, at)?;
-        let mut edges = self.close_child(node, at, child, lift)?;
-        edges.iter_mut().for_each(|edge| edge.watermark = watermark);
+        let edges = self.close_child_waiting(node, at, child, lift)?;
         let made = edges.len();
         node.edges.splice(at..=at, edges);
         Ok(made)

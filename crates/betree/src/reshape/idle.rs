@@ -131,13 +131,12 @@ impl<'a> IdleRewriter<'a> {
     ) -> Result<Option<Bytes>> {
         let first = node.edge_of(from);
         let is_worth = if_readable(self.has_dead_leaves(node))?.unwrap_or(false);
-        let (mut at, mut misses, mut is_begun) = (first, 0, false);
+        let (mut at, mut misses) = (first, 0);
         while at < node.edges.len() {
             // A step goes on by one edge at least.
-            if self.left == 0 && is_begun {
+            if self.left == 0 && at > first {
                 return Ok(Some(node.edges[at].lo.clone()));
             }
-            is_begun = true;
             let done = if !node.edges[at].is_above_leaf() {
                 self.descend(maintainer, node, at, from)
             } else if is_worth && misses < MISSES_MAX {
@@ -203,9 +202,9 @@ impl<'a> IdleRewriter<'a> {
         if !self.frees(&node.edges[at], waits)? {
             return Ok((1, None));
         }
-        self.balance
-            .check_space_to_rewrite_idle(&node.edges[at], waits)?;
         let before = node.edges[at].live_bytes();
+        self.balance
+            .check_space_idle(before.saturating_add(waits.bytes))?;
         let edges = self.leaves.rewrite_via(node, (at, at), Via::Bulk)?;
         let made = edges.len();
         let after: usize = edges.iter().map(Edge::live_bytes).sum();
@@ -263,11 +262,11 @@ impl<'a> IdleRewriter<'a> {
         }
         let part = if is_last { 2 * DEAD_ABOVE } else { DEAD_ABOVE };
         let is_pushed = waits.count > 0 && above.saturating_mul(part) >= alive;
-        let watermark = edge.watermark;
         let (mut child, lift) = if is_pushed {
             self.left = self.left.saturating_sub(PUSHES * above);
-            let room = self.balance.check_space_to_push_idle(waits);
-            room.and_then(|()| maintainer.push_into(node, at, waits, false))?
+            self.balance
+                .check_space_idle(waits.bytes.saturating_mul(2))?;
+            maintainer.push_into(node, at, waits, false)?
         } else {
             self.children.open_child(node, at)?
         };
@@ -285,11 +284,10 @@ impl<'a> IdleRewriter<'a> {
         }
         if_readable(maintainer.free_segments(&mut child))?;
         child.height = child.label()?;
-        let mut edges = self.children.close_child(node, at, child, lift)?;
-        if !is_pushed {
-            // The messages of the edge go on waiting.
-            edges.iter_mut().for_each(|edge| edge.watermark = watermark);
-        }
+        let edges = match is_pushed {
+            true => self.children.close_child(node, at, child, lift)?,
+            false => self.children.close_child_waiting(node, at, child, lift)?,
+        };
         self.step.has_changed = true;
         let made = edges.len();
         node.edges.splice(at..=at, edges);

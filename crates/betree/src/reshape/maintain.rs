@@ -380,15 +380,12 @@ impl<'a> Maintainer<'a> {
             let before = self.counters.structural_work();
             let (mut child, lift) = self.children.open_child(node, at)?;
             let shows_little = 2 * refs * child.edges.len() as u64 <= whole;
-            // The messages of the edge go on waiting.
-            let watermark = node.edges[at].watermark;
             with_stack(|| self.below().maintain(&mut child, false, true))?;
             if self.counters.structural_work() == before && !shows_little {
                 at += 1;
                 continue;
             }
-            let mut edges = self.children.close_child(node, at, child, lift)?;
-            edges.iter_mut().for_each(|edge| edge.watermark = watermark);
+            let edges = self.children.close_child_waiting(node, at, child, lift)?;
             let made = edges.len();
             node.edges.splice(at..=at, edges);
             pending.remove(at);

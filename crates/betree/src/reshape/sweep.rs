@@ -135,24 +135,12 @@ impl<'a> SpaceBalance<'a> {
         Ok(())
     }
 
-    /// Checks that an idle volume has the space to write a leaf anew, and plenty beside: batches
-    /// may come at once, and the old leaf is not free before the next checkpoint.
+    /// Checks that an idle volume has so many bytes for new nodes, and plenty beside: batches may
+    /// come at once, and the nodes that are replaced are not free before the next checkpoint.
     ///
     /// # Errors
-    /// `NoSpace` when there is not.
-    pub(crate) fn check_space_to_rewrite_idle(&self, edge: &Edge, pending: Pending) -> Result<()> {
-        self.check_space_idle(edge.live_bytes().saturating_add(pending.bytes))
-    }
-
-    /// The same for messages that are pushed.
-    ///
-    /// # Errors
-    /// `NoSpace` when there is not enough.
-    pub(crate) fn check_space_to_push_idle(&self, pending: Pending) -> Result<()> {
-        self.check_space_idle(pending.bytes.saturating_mul(2))
-    }
-
-    fn check_space_idle(&self, takes: usize) -> Result<()> {
+    /// `NoSpace` when it has not.
+    pub(crate) fn check_space_idle(&self, takes: usize) -> Result<()> {
         let spare = self.table.stats().total / IDLE_SPARE;
         let wanted = spare.max(2 * self.shape.buffer_bytes as u64);
         let takes = takes as u64;
