@@ -17,6 +17,7 @@ use crate::control::{
 use crate::failure::{Failure, Outcome, status};
 use crate::in_use::{self, Users};
 use crate::output::{complain, say};
+use crate::renumber::Renumbered;
 use crate::{repository, resolve};
 
 /// Most names that are tried for a fork without one.
@@ -27,6 +28,15 @@ struct Source<'a> {
     path: &'a Path,
     note: &'a str,
     has_base: bool,
+    /// The forks are used at their own paths.
+    is_moved: bool,
+}
+
+/// A fork that was made.
+pub struct Made {
+    pub path: PathBuf,
+    /// Indexes of git that have numbers of the fork.
+    pub renumbered: Vec<Renumbered>,
 }
 
 /// Makes forks of one directory.
@@ -76,8 +86,8 @@ impl<'a> Forking<'a> {
         }
     }
 
-    /// Makes the fork `name`. The answer is its path, or none if that name is taken.
-    fn make(&self, name: &OsStr) -> Outcome<Option<PathBuf>> {
+    /// Makes the fork `name`. The answer is none if that name is taken.
+    fn make(&self, name: &OsStr) -> Outcome<Option<Made>> {
         let target = Target {
             root: self
                 .target
@@ -96,20 +106,31 @@ impl<'a> Forking<'a> {
         };
         match target.root.ask_forks(&request) {
             Ok(_) => {
-                if let Err(failure) = repository::settle(src, &target.path) {
+                let new = repository::New {
+                    src,
+                    path: &target.path,
+                    root: &target.root,
+                    name,
+                    is_moved: self.of.is_moved,
+                };
+                let renumbered = repository::settle(&new).unwrap_or_else(|failure| {
                     complain(format_args!(
                         "forked, but its repository is as a copy: {failure}"
                     ));
-                }
-                Ok(Some(target.path))
+                    Vec::new()
+                });
+                Ok(Some(Made {
+                    path: target.path,
+                    renumbered,
+                }))
             }
             Err(Errno::EXIST) => Ok(None),
             Err(e) => Err(clone_refusal((src, &self.source), &target, e)),
         }
     }
 
-    /// Makes the forks with these names, all of which must be free. `each` gets their paths.
-    fn make_named(&self, names: &[OsString], each: &mut dyn FnMut(PathBuf) -> Outcome) -> Outcome {
+    /// Makes the forks with these names, all of which must be free. `each` gets each of them.
+    fn make_named(&self, names: &[OsString], each: &mut dyn FnMut(Made) -> Outcome) -> Outcome {
         let exists = |name: &OsStr| {
             let path = self.target.path.with_file_name(name);
             Failure::at(&path, "already exists: a fork replaces nothing")
@@ -130,23 +151,23 @@ impl<'a> Forking<'a> {
         &self,
         tail: &str,
         count: u32,
-        each: &mut dyn FnMut(PathBuf) -> Outcome,
+        each: &mut dyn FnMut(Made) -> Outcome,
     ) -> Outcome {
         let mut number = 0;
         for _ in 0..count {
-            let path = loop {
+            let made = loop {
                 number += 1;
                 if number > NAMES_MAX {
                     return Err(Failure::at(&self.target.path, "no name is free"));
                 }
                 let name = numbered(&self.target.name, &format!("{tail}{number}"));
                 if !self.is_taken(&name)?
-                    && let Some(path) = self.make(&name)?
+                    && let Some(made) = self.make(&name)?
                 {
-                    break path;
+                    break made;
                 }
             };
-            each(path)?;
+            each(made)?;
         }
         Ok(())
     }
@@ -163,10 +184,11 @@ pub fn run(args: &args::Fork) -> Outcome {
         path: &args.src,
         note: &args.note.text,
         has_base: !args.no_base,
+        is_moved: true,
     };
     let forking = Forking::begin(of, args.name.as_deref())?;
     let mut made = Vec::new();
-    let mut each = |path: PathBuf| match args.json {
+    let mut each = |Made { path, .. }| match args.json {
         true => {
             made.push(json!({ "path": path.to_string_lossy() }));
             Ok(())
@@ -191,24 +213,25 @@ pub fn run(args: &args::Fork) -> Outcome {
 }
 
 /// Makes a fork for `ramet try`, with the name `name` or the first free one of the form `SRC.try-K`.
-/// The answer is its path.
-pub fn make_for_try(src: &Path, name: Option<&Path>, note: &str) -> Outcome<PathBuf> {
+/// It is used at the path of its source, unless it `is_moved`.
+pub fn make_for_try(src: &Path, name: Option<&Path>, note: &str, is_moved: bool) -> Outcome<Made> {
     let of = Source {
         path: src,
         note,
         has_base: true,
+        is_moved,
     };
     let forking = Forking::begin(of, name)?;
-    let mut made = PathBuf::new();
-    let mut each = |path: PathBuf| {
-        made = path;
+    let mut made = None;
+    let mut each = |new: Made| {
+        made = Some(new);
         Ok(())
     };
     match name {
         Some(_) => forking.make_named(std::slice::from_ref(&forking.target.name), &mut each)?,
         None => forking.make_numbered(".try-", 1, &mut each)?,
     }
-    Ok(made)
+    Ok(made.expect("one fork was made"))
 }
 
 /// A fork by its path.

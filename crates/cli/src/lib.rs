@@ -3,6 +3,7 @@
 
 mod args;
 mod bench;
+mod beneath;
 mod budget;
 mod control;
 mod copy;
@@ -17,6 +18,7 @@ mod fork;
 mod forks;
 mod fsck;
 mod git;
+mod git_index;
 mod grow;
 mod home;
 mod host;
@@ -39,6 +41,7 @@ mod pressure;
 mod progress;
 mod refusal;
 mod rename;
+mod renumber;
 mod repository;
 mod request;
 mod resolve;

@@ -5,22 +5,21 @@
 //! top of the fork only, and never follows a symbolic link: in a fork that root makes, another user
 //! may own them.
 
-use std::ffi::{OsStr, OsString};
-use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, fstat, statat, unlinkat};
 use rustix::io::Errno;
 
+use crate::beneath::{Answer, dir_at, names, text_at, write_at};
 use crate::control::Root;
-use crate::failure::{Failure, Outcome, errno_of};
+use crate::failure::{Failure, Outcome};
 use crate::output::complain;
+use crate::renumber::{self, Left, Renumbered};
 use crate::{git, resolve};
 
-/// Longest file with a path or a list of paths that is read.
-const TEXT_BYTES_MAX: u64 = 64 << 10;
 /// Directories of a repository that are looked at for locks, at most.
 const DIRS_MAX: usize = 100_000;
 /// Lock files in the store of objects, which is not searched.
@@ -29,51 +28,6 @@ const OBJECT_LOCKS: [(&str, &str); 3] = [
     ("info/commit-graphs", "commit-graph-chain.lock"),
     ("pack", "multi-pack-index.lock"),
 ];
-
-type Answer<T = ()> = rustix::io::Result<T>;
-
-fn opened(dir: impl AsFd, path: impl AsRef<Path>, flags: OFlags) -> Answer<OwnedFd> {
-    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
-    let flags = flags | OFlags::CLOEXEC;
-    openat2(dir, path.as_ref(), flags, Mode::empty(), resolve)
-}
-
-fn dir_at(dir: impl AsFd, path: impl AsRef<Path>) -> Answer<OwnedFd> {
-    opened(dir, path, OFlags::RDONLY | OFlags::DIRECTORY)
-}
-
-/// The bytes of a regular file without the line break at its end; none if there is no such file.
-fn text_at(dir: impl AsFd, path: impl AsRef<Path>) -> Answer<Option<Vec<u8>>> {
-    let file = match opened(&dir, &path, OFlags::RDONLY | OFlags::NONBLOCK) {
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
-        file => file?,
-    };
-    if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::RegularFile {
-        return Ok(None);
-    }
-    let mut text = Vec::new();
-    let read = std::fs::File::from(file)
-        .take(TEXT_BYTES_MAX)
-        .read_to_end(&mut text);
-    read.map_err(errno_of)?;
-    while text.last().is_some_and(u8::is_ascii_whitespace) {
-        text.pop();
-    }
-    Ok(Some(text))
-}
-
-/// Names in a directory, with the kind that the listing tells.
-fn names(dir: &OwnedFd) -> Answer<Vec<(OsString, FileType)>> {
-    let mut all = Vec::new();
-    for entry in Dir::read_from(dir)? {
-        let entry = entry?;
-        let name = OsString::from_vec(entry.file_name().to_bytes().to_vec());
-        if name != "." && name != ".." {
-            all.push((name, entry.file_type()));
-        }
-    }
-    Ok(all)
-}
 
 /// A path without `.` and `..`, by its text.
 fn plain(path: &Path) -> PathBuf {
@@ -129,36 +83,87 @@ pub fn must_be_inside(src: &Path) -> Outcome {
     }
 }
 
-/// Makes the repository at the top of a new fork one of its own, and tells paths that still lead
-/// out of it.
-pub fn settle(src: &Path, fork: &Path) -> Outcome {
-    let failed = |e| Failure::system(&fork.join(".git"), e);
-    let top = resolve::directory(fork)?;
-    let git = match dir_at(&top, ".git") {
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => return Ok(()),
-        git => git.map_err(failed)?,
-    };
-    drop_locks(&git).map_err(failed)?;
-    let places = Places {
-        src: resolve::path_of(&resolve::directory(src)?).map_err(failed)?,
-        fork: resolve::path_of(&top).map_err(failed)?,
-    };
-    places.settle_worktrees(&top, &git).map_err(failed)?;
-    places.tell(&git).map_err(failed)
+/// A new fork.
+pub struct New<'a> {
+    /// Its source.
+    pub src: &'a Path,
+    pub path: &'a Path,
+    /// The directory that has it, and its name there.
+    pub root: &'a Root,
+    pub name: &'a OsStr,
+    /// It is used at its own path, and not at that of its source.
+    pub is_moved: bool,
 }
 
-/// Removes the lock files of programs that worked on the original.
-fn drop_locks(git: &OwnedFd) -> Answer {
-    let mut todo = vec![PathBuf::from(".")];
+/// Makes the repository at the top of a new fork one of its own, and tells paths that still lead
+/// out of it. The answer is the indexes that have numbers of the fork now.
+pub fn settle(new: &New<'_>) -> Outcome<Vec<Renumbered>> {
+    let failed = |e| Failure::system(&new.path.join(".git"), e);
+    let top = resolve::directory(new.path)?;
+    let git = match dir_at(&top, ".git") {
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => return Ok(Vec::new()),
+        git => git.map_err(failed)?,
+    };
+    let repositories = drop_locks(&git).map_err(failed)?;
+    let places = Places {
+        src: resolve::path_of(&resolve::directory(new.src)?).map_err(failed)?,
+        fork: resolve::path_of(&top).map_err(failed)?,
+        is_moved: new.is_moved,
+    };
+    let worktrees = places.settle_worktrees(&top, &git).map_err(failed)?;
+    let outer = git::setting(&places.fork.join(".git/config"), WORKTREE);
+    places.tell(&git, outer.as_deref()).map_err(failed)?;
+    let mut trees = vec![(PathBuf::new(), outer.unwrap_or_else(|| PathBuf::from("..")))];
+    let modules = repositories.into_iter();
+    for module in modules.filter(|path| path.starts_with("modules")) {
+        let config = places.fork.join(".git").join(&module).join("config");
+        trees.extend(git::setting(&config, WORKTREE).map(|tree| (module, tree)));
+    }
+    let fork = renumber::Fork {
+        root: new.root,
+        name: new.name,
+        top: fstat(&top).map_err(failed)?.st_ino,
+    };
+    let trees = trees.into_iter().filter_map(|(path, tree)| {
+        let tree = plain(&places.fork.join(".git").join(&path).join(tree));
+        let inside = tree.strip_prefix(&places.fork).ok()?;
+        Some((path, inside.to_owned()))
+    });
+    let all: Vec<_> = trees.chain(worktrees).collect();
+    let mut renumbered = Vec::new();
+    for (path, tree) in all {
+        match places.renumber(&fork, (&git, &path), &tree) {
+            Ok(found) => renumbered.extend(found),
+            Err(why) => complain(format_args!(
+                "{}: left as it is, and git reads every file once: {why}",
+                places.fork.join(".git").join(path).join("index").display()
+            )),
+        }
+    }
+    Ok(renumbered)
+}
+
+/// The setting with the working tree of a repository.
+const WORKTREE: &str = "core.worktree";
+
+/// Removes the lock files of programs that worked on the original. The answer is the directories of
+/// repositories with an index.
+fn drop_locks(git: &OwnedFd) -> Answer<Vec<PathBuf>> {
+    let mut todo = vec![PathBuf::new()];
+    let mut repositories = Vec::new();
     let mut count = 0;
     while let Some(path) = todo.pop() {
         count += 1;
         if count > DIRS_MAX {
-            return Ok(());
+            break;
         }
-        let dir = dir_at(git, &path)?;
+        let dir = dir_at(git, Path::new(".").join(&path))?;
         let all = names(&dir)?;
-        let is_repository = all.iter().any(|(name, _)| name == "HEAD");
+        let has = |wanted: &str| all.iter().any(|(name, _)| name == wanted);
+        let is_repository = has("HEAD");
+        if is_repository && has("index") {
+            repositories.push(path.clone());
+        }
         for (name, kind) in all {
             let is_lock = name.as_bytes().ends_with(b".lock") || name == "gc.pid";
             match kind {
@@ -175,45 +180,53 @@ fn drop_locks(git: &OwnedFd) -> Answer {
             }
         }
     }
-    Ok(())
+    Ok(repositories)
 }
 
 /// The source and the fork, absolute and without links.
 struct Places {
     src: PathBuf,
     fork: PathBuf,
+    /// The fork is used at its own path.
+    is_moved: bool,
 }
 
 impl Places {
     /// Linked worktrees that lie in the source are in the fork as well, and belong to the fork's
     /// repository there. The entries of others go: git would take the worktrees of the original
-    /// for those of the fork.
-    fn settle_worktrees(&self, top: &OwnedFd, git: &OwnedFd) -> Answer {
+    /// for those of the fork. The answer is the entries that stay, each with its worktree.
+    fn settle_worktrees(&self, top: &OwnedFd, git: &OwnedFd) -> Answer<Vec<(PathBuf, PathBuf)>> {
         let Ok(dir) = dir_at(git, "worktrees") else {
-            return Ok(());
+            return Ok(Vec::new());
         };
+        let mut inside = Vec::new();
         for (name, _) in names(&dir)? {
-            if !self.settle_worktree(top, (&dir, &name))? {
-                Root(resolve::readable(&dir)?).remove(&name)?;
+            match self.settle_worktree(top, (&dir, &name))? {
+                Some(tree) => inside.push((Path::new("worktrees").join(&name), tree)),
+                None => Root(resolve::readable(&dir)?).remove(&name)?,
             }
         }
         // The directory stays if entries are left.
         let _ = unlinkat(git, "worktrees", AtFlags::REMOVEDIR);
-        Ok(())
+        Ok(inside)
     }
 
-    /// Has a worktree in the fork and its entry lead to each other. `false` for a worktree that is
-    /// not there.
-    fn settle_worktree(&self, top: &OwnedFd, (dir, name): (&OwnedFd, &OsStr)) -> Answer<bool> {
+    /// Has a worktree in the fork and its entry lead to each other. The answer is its path from the
+    /// top; none for a worktree that is not there.
+    fn settle_worktree(
+        &self,
+        top: &OwnedFd,
+        (dir, name): (&OwnedFd, &OsStr),
+    ) -> Answer<Option<PathBuf>> {
         let entry = Path::new(name);
         let told = text_at(dir, entry.join("gitdir"))?.unwrap_or_default();
         let told = Path::new(OsStr::from_bytes(&told));
         let path = plain(&self.src.join(".git/worktrees").join(entry).join(told));
         let Ok(inside) = path.strip_prefix(&self.src) else {
-            return Ok(false);
+            return Ok(None);
         };
         if text_at(top, inside)?.is_none_or(|text| git_dir_of(&text).is_none()) {
-            return Ok(false);
+            return Ok(None);
         }
         let whole = self.fork.join(".git/worktrees").join(entry);
         let line = [b"gitdir: ", whole.as_os_str().as_bytes(), b"\n"].concat();
@@ -221,11 +234,32 @@ impl Places {
         let back = self.fork.join(inside);
         let line = [back.as_os_str().as_bytes(), b"\n"].concat();
         write_at(dir, entry.join("gitdir"), &line)?;
-        Ok(true)
+        Ok(inside.parent().map(Path::to_owned))
+    }
+
+    /// Gives the index of the repository at a path in `git` the numbers of the fork.
+    fn renumber(
+        &self,
+        fork: &renumber::Fork<'_>,
+        (git, path): (&OwnedFd, &Path),
+        tree: &Path,
+    ) -> Result<Option<Renumbered>, Left> {
+        let of = |top: &Path| match tree.as_os_str().is_empty() {
+            true => top.to_owned(),
+            false => top.join(tree),
+        };
+        renumber::renumber(
+            fork,
+            &renumber::Place {
+                git: &dir_at(git, Path::new(".").join(path))?,
+                tree,
+                moved: self.is_moved.then(|| (of(&self.src), of(&self.fork))),
+            },
+        )
     }
 
     /// Tells absolute paths that the repository names.
-    fn tell(&self, git: &OwnedFd) -> Answer {
+    fn tell(&self, git: &OwnedFd, worktree: Option<&Path>) -> Answer {
         let shown = self.fork.display();
         let alternates = text_at(git, "objects/info/alternates")?.unwrap_or_default();
         for path in alternates.split(|&byte| byte == b'\n') {
@@ -237,12 +271,11 @@ impl Places {
             }
         }
         let config = self.fork.join(".git/config");
-        for key in ["core.worktree", "core.hooksPath"] {
-            // Without git nobody uses the settings.
-            let Some(path) = git::setting(&config, key) else {
-                continue;
-            };
-            if path.is_absolute() {
+        // Without git nobody uses the settings.
+        let hooks = git::setting(&config, "core.hooksPath");
+        let settings = [(WORKTREE, worktree), ("core.hooksPath", hooks.as_deref())];
+        for (key, path) in settings {
+            if let Some(path) = path.filter(|path| path.is_absolute()) {
                 complain(format_args!(
                     "{shown}: the setting {key} of its repository leads to {}",
                     path.display()
@@ -297,7 +330,8 @@ fn unequal(git: &OwnedFd, other: &OwnedFd) -> Answer<Option<PathBuf>> {
         };
         for (name, kind) in names(&dir)? {
             let is_top = path == Path::new(".");
-            if is_top && FETCHED.iter().any(|fetched| name == *fetched) {
+            let is_shared_index = name.as_bytes().starts_with(b"sharedindex.");
+            if is_top && (is_shared_index || FETCHED.iter().any(|fetched| name == *fetched)) {
                 continue;
             }
             let below = path.join(&name);
@@ -320,11 +354,4 @@ fn unequal(git: &OwnedFd, other: &OwnedFd) -> Answer<Option<PathBuf>> {
         }
     }
     Ok(None)
-}
-
-/// Writes a file anew that is there.
-fn write_at(dir: impl AsFd, path: impl AsRef<Path>, text: &[u8]) -> Answer {
-    let file = opened(dir, path, OFlags::WRONLY | OFlags::TRUNC | OFlags::NONBLOCK)?;
-    let written = std::io::Write::write_all(&mut std::fs::File::from(file), text);
-    written.map_err(errno_of)
 }

@@ -13,6 +13,7 @@ use crate::diff::escaped;
 use crate::failure::{self, Failure, Outcome};
 use crate::inside::{Dir, Ended, Inside, status};
 use crate::output::complain;
+use crate::renumber::Renumbered;
 use crate::{fork, merge, mounts, repository};
 
 /// Most names that are told of a difference.
@@ -54,7 +55,13 @@ fn trial(args: &args::Try) -> Outcome<u8> {
         let why = "another file system is mounted there, which is not in the fork";
         complain(Failure::at(&below, why));
     }
-    let path = fork::make_for_try(&src.path, args.name.as_deref(), &args.note.text)?;
+    let new = fork::make_for_try(
+        &src.path,
+        args.name.as_deref(),
+        &args.note.text,
+        args.own_path,
+    )?;
+    let path = new.path;
     let fork = Dir::at(&path)?;
     let inside = Inside {
         fork: &fork,
@@ -76,6 +83,7 @@ fn trial(args: &args::Try) -> Outcome<u8> {
         args,
         path: &path,
         top: fork.ino(),
+        renumbered: new.renumbered,
     };
     made.after(&ended)?;
     Ok(ended.status)
@@ -87,12 +95,21 @@ struct Made<'a> {
     path: &'a Path,
     /// Its inode number: another object may have its path by now.
     top: u64,
+    renumbered: Vec<Renumbered>,
 }
 
 impl Made<'_> {
     /// Tells the differences, and brings the fork to its end.
     fn after(&self, ended: &Ended) -> Outcome {
-        let changes = fork::changes_of(self.path, self.top);
+        let changes = fork::changes_of(self.path, self.top).map(|changes| {
+            let of_ramet = Renumbered::names_of(&self.renumbered);
+            let is_all = of_ramet == Some(changes.count) && changes.count == changes.in_git;
+            if is_all {
+                ToldForkChanges::default()
+            } else {
+                changes
+            }
+        });
         match &changes {
             Ok(changes) => tell(changes)?,
             Err(failure) => complain(failure),
@@ -104,10 +121,7 @@ impl Made<'_> {
         };
         let asked = self.args.end;
         let end = match end(asked, met) {
-            End::Ask => {
-                ended.make_ready_to_ask();
-                ask()
-            }
+            End::Ask => ask(),
             end => end,
         };
         let drop = || fork::drop_known(self.path, self.top, self.args.force);

@@ -1,10 +1,17 @@
 //! Forks of git trees, with git itself.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, SystemTime};
 
-use ramet_e2e::{Bed, Mount, ramet_bin, run, run_ok};
+use ramet_e2e::{Bed, Mount, number, ramet_bin, run, run_ok, seeded};
+use rand::Rng;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
 
 /// A mount with a git tree `project` that has a commit.
 struct Desk {
@@ -245,5 +252,462 @@ fn a_commit_keeps_a_fork_whose_repository_has_more_than_branches() {
     }
     let file = fs::read_to_string(desk.at("project/file")).expect("it is there");
     assert_eq!(file, "7\n");
+    desk.end();
+}
+
+/// Numbers in the index by their paths.
+fn cached_numbers(desk: &Desk, dir: &str) -> BTreeMap<String, u64> {
+    let told = desk.git(dir, &["ls-files", "--debug"]);
+    let (mut numbers, mut path) = (BTreeMap::new(), "");
+    for line in told.lines() {
+        match line.strip_prefix("  ") {
+            None => path = line,
+            Some(field) => {
+                if let Some((_, number)) = field.split_once("ino: ") {
+                    numbers.insert(path.to_owned(), number.trim().parse().expect("a number"));
+                }
+            }
+        }
+    }
+    numbers
+}
+
+impl Desk {
+    /// Changes the time of modification of a file.
+    fn touch(&self, name: &str, ago: Duration) {
+        let file = fs::File::options().write(true).open(self.at(name));
+        let time = SystemTime::now() - ago;
+        file.expect("is there").set_modified(time).expect("is ours");
+    }
+
+    /// Files in several directories of the new repository `dir`, all added and older than the index.
+    fn repository(&self, dir: &str, options: &[&str]) -> Vec<String> {
+        fs::create_dir(self.at(dir)).expect("there is room");
+        self.git(dir, &[&["init", "-q", "-b", "main"], options].concat());
+        let mut paths = Vec::new();
+        for below in ["", "a/", "a/b/", "c/"] {
+            fs::create_dir_all(self.at(&format!("{dir}/{below}"))).expect("there is room");
+            for number in 0..30 {
+                let path = format!("{below}file{number}");
+                self.write(&format!("{dir}/{path}"), &format!("{path}\n"));
+                self.touch(&format!("{dir}/{path}"), Duration::from_secs(60));
+                paths.push(path);
+            }
+        }
+        self.git(dir, &["add", "."]);
+        self.git(dir, &["commit", "-q", "-m", "first"]);
+        paths
+    }
+
+    /// Asserts that git trusts the index about each of these files: it has their numbers,
+    /// and a look at all files leaves it to the byte.
+    fn knows(&self, dir: &str, paths: &[String]) {
+        let cached = cached_numbers(self, dir);
+        for path in paths {
+            let stat = fs::symlink_metadata(self.at(&format!("{dir}/{path}"))).expect("is there");
+            assert_eq!(cached.get(path), Some(&stat.ino()), "{dir}/{path}");
+        }
+        let index = self.at(&format!("{dir}/.git/index"));
+        let before = fs::read(&index).expect("is there");
+        assert_eq!(self.git(dir, &["status", "--porcelain"]), "");
+        assert!(fs::read(&index).expect("is there") == before, "{dir}");
+    }
+}
+
+#[test]
+fn git_trusts_the_files_of_a_fork_at_once() {
+    let desk = Desk::new();
+    for (number, (options, version)) in [
+        (&["--object-format=sha1"][..], "2"),
+        (&["--object-format=sha1"], "4"),
+        (&["--object-format=sha256"], "2"),
+        (&["--object-format=sha256"], "4"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let source = format!("source{number}");
+        let paths = desk.repository(&source, options);
+        desk.git(&source, &["update-index", "--index-version", version]);
+        desk.knows(&source, &paths);
+        let modified = |dir: &str| {
+            let stat = fs::metadata(desk.at(&format!("{dir}/.git/index"))).expect("is there");
+            (stat.mtime(), stat.mtime_nsec(), stat.mode())
+        };
+        let fork = format!("{source}-fork-1");
+        let out = desk.ramet(&["fork", &desk.at(&source)]);
+        assert!(
+            out.status.success() && out.stderr.is_empty(),
+            "{}",
+            said(&out)
+        );
+        assert_eq!(modified(&fork), modified(&source));
+        desk.knows(&fork, &paths);
+        // A fork of a fork, and one of which the source is another directory by now.
+        let out = desk.ramet(&[
+            "fork",
+            "--no-base",
+            &desk.at(&fork),
+            &desk.at(&format!("{source}-second")),
+        ]);
+        assert!(
+            out.status.success() && out.stderr.is_empty(),
+            "{}",
+            said(&out)
+        );
+        desk.knows(&format!("{source}-second"), &paths);
+        desk.git(&fork, &["fsck", "--strict"]);
+        let names = fs::read_dir(desk.at(&format!("{fork}/.git"))).expect("is there");
+        for name in names {
+            let name = name.expect("is there").file_name();
+            assert!(!name.to_string_lossy().contains("lock"), "{name:?}");
+        }
+        // Files with several names, and one that came from another directory.
+        fs::hard_link(
+            desk.at(&format!("{source}/a/file1")),
+            desk.at(&format!("{source}/linked")),
+        )
+        .expect("there is room");
+        fs::rename(
+            desk.at(&format!("{source}/a/file2")),
+            desk.at(&format!("{source}/c/moved")),
+        )
+        .expect("there is room");
+        desk.git(&source, &["add", "-A"]);
+        desk.git(&source, &["commit", "-q", "-m", "second"]);
+        let out = desk.ramet(&[
+            "fork",
+            &desk.at(&source),
+            &desk.at(&format!("{source}-third")),
+        ]);
+        assert!(
+            out.status.success() && out.stderr.is_empty(),
+            "{}",
+            said(&out)
+        );
+        let paths = ["linked", "a/file1", "c/moved", "a/b/file3"].map(str::to_owned);
+        desk.knows(&format!("{source}-third"), &paths);
+    }
+    desk.end();
+}
+
+#[test]
+fn indexes_of_submodules_and_worktrees_have_the_numbers_of_a_fork() {
+    let desk = Desk::new();
+    desk.repository("module", &[]);
+    let paths = desk.repository("outer", &[]);
+    let allow = ["-c", "protocol.file.allow=always"];
+    let add = ["submodule", "add", "-q", &desk.at("module"), "below/module"];
+    desk.git("outer", &[&allow[..], &add].concat());
+    desk.git("outer", &["commit", "-q", "-m", "with a module"]);
+    desk.git("outer", &["worktree", "add", "-q", "trees/inner"]);
+    for dir in ["outer/below/module", "outer/trees/inner"] {
+        for path in &paths {
+            desk.touch(&format!("{dir}/{path}"), Duration::from_secs(60));
+        }
+        desk.git(dir, &["update-index", "--refresh"]);
+    }
+    let out = desk.ramet(&["fork", &desk.at("outer")]);
+    assert!(
+        out.status.success() && out.stderr.is_empty(),
+        "{}",
+        said(&out)
+    );
+    for dir in ["below/module", "trees/inner"] {
+        let dir = format!("outer-fork-1/{dir}");
+        let cached = cached_numbers(&desk, &dir);
+        for path in &paths {
+            let stat = fs::symlink_metadata(desk.at(&format!("{dir}/{path}"))).expect("is there");
+            assert_eq!(cached.get(path), Some(&stat.ino()), "{dir}/{path}");
+        }
+        assert_eq!(desk.git(&dir, &["status", "--porcelain"]), "");
+    }
+    desk.end();
+}
+
+#[test]
+fn an_index_that_is_not_known_stays_in_a_fork_and_is_told() {
+    let desk = Desk::new();
+    desk.repository("source", &[]);
+    let index = desk.at("source/.git/index");
+    let right = fs::read(&index).expect("is there");
+    let mut wrong = right.clone();
+    wrong[40] ^= 1;
+    let mut version = right.clone();
+    version[7] = 9;
+    for (number, bytes) in [&wrong[..], &version, b"", &right[..50]]
+        .into_iter()
+        .enumerate()
+    {
+        fs::write(&index, bytes).expect("there is room");
+        let fork = format!("fork-{number}");
+        let out = desk.ramet(&["fork", &desk.at("source"), &desk.at(&fork)]);
+        assert!(out.status.success(), "{}", said(&out));
+        assert!(said(&out).contains("left as it is"), "{}", said(&out));
+        let kept = fs::read(desk.at(&format!("{fork}/.git/index"))).expect("is there");
+        assert!(kept == bytes);
+    }
+    desk.end();
+}
+
+#[test]
+fn a_try_that_changes_nothing_of_a_repository_says_so() {
+    let desk = Desk::new();
+    desk.repository("source", &[]);
+    let source = desk.at("source");
+    for (command, told) in [
+        ("true", "nothing changed"),
+        ("echo 1 > new", "and 1 in .git"),
+        ("git update-index --assume-unchanged file1", "and 1 in .git"),
+    ] {
+        let out = desk.ramet(&["try", "--discard", &source, "--", "sh", "-c", command]);
+        assert!(out.status.success(), "{}", said(&out));
+        assert!(said(&out).contains(told), "{command}: {}", said(&out));
+    }
+    // The fork stands at the path of its source.
+    desk.git("source", &["update-index", "--untracked-cache"]);
+    let shows = "git -c core.untrackedCache=keep status --porcelain && strings .git/index";
+    for (option, path) in [
+        ("--discard", source.clone()),
+        ("--own-path", desk.at("own")),
+    ] {
+        let own = desk.at("own");
+        let args = [
+            "try",
+            "--discard",
+            option,
+            "--name",
+            &own,
+            &source,
+            "--",
+            "sh",
+            "-c",
+            shows,
+        ];
+        let args: Vec<&str> = match option {
+            "--own-path" => args.to_vec(),
+            _ => [&args[..2], &args[3..]].concat(),
+        };
+        let out = desk.ramet(&args);
+        assert!(out.status.success(), "{}", said(&out));
+        let ident = format!("Location {path}, system Linux");
+        assert!(said(&out).contains(&ident), "{option}: {}", said(&out));
+    }
+    desk.end();
+}
+
+/// Runs git with lines on its standard input.
+fn git_with(dir: &str, args: &[&str], lines: &[String]) {
+    let git = Command::new("timeout")
+        .args(["60", "git", "-C", dir])
+        .args(args)
+        .stdin(Stdio::piped())
+        .spawn();
+    let mut git = git.expect("git is there");
+    let mut input = git.stdin.take().expect("piped");
+    for line in lines {
+        writeln!(input, "{line}").expect("git reads");
+    }
+    drop(input);
+    assert!(git.wait().expect("ends").success(), "{args:?}");
+}
+
+/// A state of an entry of the index, and of its file.
+const STATES: [&str; 17] = [
+    "clean",
+    "clean",
+    "racy",
+    "racy and dirty",
+    "dirty",
+    "longer",
+    "removed",
+    "mode",
+    "touched",
+    "replaced",
+    "renamed",
+    "moved",
+    "linked",
+    "link",
+    "skipped",
+    "assumed",
+    "conflict",
+];
+
+/// Brings the files of a repository into random states. The answer is lines for `update-index`: of
+/// conflicts, of entries without a working tree, and of those that are taken for unchanged.
+fn spoil(desk: &Desk, dir: &str, rng: &mut StdRng, paths: &[String]) -> [Vec<String>; 3] {
+    let mut lines = [const { Vec::new() }; 3];
+    let at = |path: &str| desk.at(&format!("{dir}/{path}"));
+    let object = desk.git(dir, &["rev-parse", "HEAD:file0"]);
+    for path in paths {
+        let whole = at(path);
+        let text = fs::read(&whole).expect("is there");
+        let other = vec![b'x'; text.len()];
+        match *STATES.choose(rng).expect("some") {
+            "racy" | "touched" => fs::write(&whole, &text).expect("there is room"),
+            "racy and dirty" => fs::write(&whole, &other).expect("there is room"),
+            "dirty" => {
+                fs::write(&whole, &other).expect("there is room");
+                desk.touch(&format!("{dir}/{path}"), Duration::from_secs(30));
+            }
+            "longer" => fs::write(&whole, [&text[..], b"more"].concat()).expect("there is room"),
+            "removed" => fs::remove_file(&whole).expect("is there"),
+            "mode" => drop(run_ok("chmod", &["755", &whole])),
+            "replaced" => {
+                let new = format!("{whole}.new");
+                run_ok("cp", &["-a", &whole, &new]);
+                fs::rename(&new, &whole).expect("there is room");
+            }
+            "renamed" => fs::rename(&whole, format!("{whole}.renamed")).expect("there is room"),
+            "moved" => {
+                let away = at("away");
+                fs::rename(&whole, &away).expect("there is room");
+                if rng.random() {
+                    fs::rename(&away, &whole).expect("there is room");
+                }
+            }
+            "linked" => {
+                // The name may be that of another file.
+                let _ = fs::hard_link(&whole, at(&format!("c/{}", rng.random_range(0..50))));
+            }
+            "link" => {
+                fs::remove_file(&whole).expect("is there");
+                std::os::unix::fs::symlink("elsewhere", &whole).expect("there is room");
+            }
+            "conflict" => {
+                lines[0].push(format!("0 {} 0\t{path}", "0".repeat(object.len())));
+                for stage in 1..=3 {
+                    lines[0].push(format!("100644 {object} {stage}\t{path}"));
+                }
+            }
+            "skipped" => lines[1].push(path.clone()),
+            "assumed" => lines[2].push(path.clone()),
+            _ => {}
+        }
+    }
+    lines
+}
+
+/// A repository whose entries have random states. The answer is the settings of its index.
+fn random_repository(desk: &Desk, dir: &str, rng: &mut StdRng) -> String {
+    let format = ["sha1", "sha256"][usize::from(rng.random_bool(0.3))];
+    let paths = desk.repository(dir, &[&format!("--object-format={format}")]);
+    let version = ["2", "3", "4"].choose(rng).expect("some");
+    desk.git(dir, &["update-index", "--index-version", version]);
+    let (is_split, is_cached) = (rng.random_bool(0.4), rng.random_bool(0.4));
+    if is_cached {
+        desk.git(dir, &["update-index", "--untracked-cache"]);
+        desk.git(dir, &["status", "--porcelain"]);
+    }
+    if is_split {
+        desk.git(dir, &["update-index", "--split-index"]);
+    }
+    let (first, second) = paths.split_at(paths.len() / 2);
+    for some in [first, second] {
+        let [conflicts, skipped, assumed] = spoil(desk, dir, rng, some);
+        let whole = desk.at(dir);
+        git_with(&whole, &["update-index", "--index-info"], &conflicts);
+        for (flag, lines) in [
+            ("--skip-worktree", skipped),
+            ("--assume-unchanged", assumed),
+        ] {
+            git_with(&whole, &["update-index", flag, "--stdin"], &lines);
+        }
+        desk.write(&format!("{dir}/untracked{}", some.len()), "new");
+        desk.write(&format!("{dir}/intent"), "new");
+        desk.git(dir, &["add", "-N", "intent"]);
+        match rng.random_range(0..4) {
+            0 => drop(desk.git(dir, &["add", "a"])),
+            1 => {
+                // Files that do not fit are told by the exit status.
+                let _ = run(
+                    "timeout",
+                    &["60", "git", "-C", &whole, "update-index", "-q", "--refresh"],
+                );
+            }
+            _ => {}
+        }
+    }
+    format!("{format} version {version} split {is_split} untracked cache {is_cached}")
+}
+
+#[test]
+fn status_in_a_fork_is_that_of_a_plain_copy() {
+    let mut rng = seeded("fork_git");
+    let desk = Desk::new();
+    let (cases, mut entries, mut known) = (number("RAMET_CASES", 8), 0, 0);
+    for case in 0..cases {
+        let told = random_repository(&desk, "source", &mut rng);
+        let [source, copy, fork] = ["source", "copy", "fork"].map(|name| desk.at(name));
+        run_ok("cp", &["-a", &source, &copy]);
+        let out = desk.ramet(&["fork", &source, &fork]);
+        assert!(
+            out.status.success() && out.stderr.is_empty(),
+            "{told}: {}",
+            said(&out)
+        );
+        let cached = cached_numbers(&desk, "fork");
+        entries += cached.len();
+        let is_known = |(path, number): (&String, &u64)| {
+            let stat = fs::symlink_metadata(desk.at(&format!("fork/{path}")));
+            stat.is_ok_and(|stat| stat.ino() == *number)
+        };
+        known += cached.iter().filter(|one| is_known(*one)).count();
+        let status =
+            |dir: &str| desk.git(dir, &["status", "--porcelain=v2", "--untracked-files=all"]);
+        let expected = status("copy");
+        assert_eq!(status("fork"), expected, "case {case}: {told}");
+        assert_eq!(status("fork"), expected, "case {case}: {told}, again");
+        assert_eq!(
+            status("source"),
+            expected,
+            "case {case}: {told}, the source"
+        );
+        desk.git("fork", &["fsck", "--strict"]);
+        desk.ramet(&["drop", &fork]);
+        for name in ["source", "copy"] {
+            desk.mount.remove(Path::new(&desk.at(name)));
+        }
+    }
+    println!("{cases} indexes, {entries} entries, {known} with the number of their file");
+    assert!(known * 2 > entries, "{known} of {entries}");
+    desk.end();
+}
+
+#[test]
+fn a_fork_of_a_repository_in_use_has_the_status_of_its_moment() {
+    let desk = Desk::new();
+    desk.repository("source", &[]);
+    let source = desk.at("source");
+    let work = "n=0; while [ ! -e stop ]; do n=$((n + 1)); \
+                echo $n > file$((n % 30)); echo $n > a/file$((n % 30)); mv c/file1 c/other; \
+                mv c/other c/file1; mv a b; mv b a; git add -A; \
+                git -c user.name=A -c user.email=a@b commit -qm $n; git status -s; done";
+    let args = ["120", "sh", "-c", work];
+    let worker = Command::new("timeout")
+        .args(args)
+        .current_dir(&source)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut worker = worker.expect("sh is there");
+    for round in 0..number("RAMET_ROUNDS", 6) {
+        let [fork, copy] = ["fork", "copy"].map(|name| desk.at(&format!("{name}{round}")));
+        let out = desk.ramet(&["fork", &source, &fork]);
+        assert!(out.status.success(), "{}", said(&out));
+        // Git reads each file of the copy.
+        run_ok("cp", &["-a", &fork, &copy]);
+        let status = |name: &str| {
+            desk.git(
+                &format!("{name}{round}"),
+                &["status", "--porcelain=v2", "--untracked-files=all"],
+            )
+        };
+        let expected = status("copy");
+        assert_eq!(status("fork"), expected, "round {round}");
+        desk.git(&format!("fork{round}"), &["fsck", "--strict"]);
+    }
+    desk.write("source/stop", "");
+    worker.wait().expect("it ends in time");
     desk.end();
 }

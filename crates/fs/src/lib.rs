@@ -95,7 +95,8 @@ pub use tools::check::Finding;
 pub use tools::controls::{ControlState, Controls};
 pub use tools::diff::{Change, Difference};
 pub use tools::fork_calls::{
-    ForkReply, ForkRequest, ToldFork, ToldForkChange, ToldForkChanges, ToldMeasure, answer_forks,
+    ForkReply, ForkRequest, OldNumbers, ToldFork, ToldForkChange, ToldForkChanges, ToldMeasure,
+    answer_forks,
 };
 pub use tools::merge::{MergeOptions, Merged, MergedName, merge_fork};
 pub use tools::merge_calls::{MergeRequest, ToldMerge, ToldMergedName, path_of_text, text_of_path};

@@ -16,6 +16,7 @@
 //! that leads from the number to the place. `number_reclaim.rs` gives blocks back.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -410,6 +411,12 @@ impl Numbers {
         }
         let unstored = self.given.lock().unstored.owner(ino);
         Ok(unstored.map(|(base, (dir, run))| (dir, run.slot_of(base, ino))))
+    }
+
+    /// Whether an inode is pinned to one of these numbers.
+    pub(crate) fn are_pinned(&self, numbers: Range<u64>) -> Result<bool> {
+        let ends = [numbers.start, numbers.end].map(|ino| NumberKey::Pinned(Ino(ino)).encode());
+        Ok(self.tree.scan(&ends[0], Some(&ends[1])).advance()?)
     }
 
     /// The blocks that are in memory only.

@@ -31,6 +31,7 @@ pub(crate) mod names;
 pub(crate) mod readdir;
 pub(crate) mod removal;
 pub(crate) mod rename;
+pub(crate) mod renumber;
 pub(crate) mod reshape;
 pub(crate) mod restore;
 pub(crate) mod settle;

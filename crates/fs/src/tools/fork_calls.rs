@@ -3,18 +3,23 @@
 //!
 //! Paths are bytes. In JSON they are text with a character below 256 for each byte.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::format::fork::ForkRecord;
 use crate::format::ino::Ino;
 use crate::format::record::Time;
+use crate::namespace::inode::Inode;
 use crate::ops::access::Caller;
 use crate::ops::forks::{ForkEntry, Forks};
 use crate::ops::names::Names;
+use crate::ops::renumber::{NUMBERS_MAX, Renumbering};
 use crate::ops::snapshots::utc;
 use crate::tools::control::STAT_BYTES;
 use crate::tools::diff::{Difference, diff_then};
-use crate::tools::merge_calls::{MergeRequest, ToldMerge, json_bytes, text_of_path};
+use crate::tools::merge_calls::{MergeRequest, ToldMerge, json_bytes, path_of_text, text_of_path};
 
 /// A request about forks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,8 +83,30 @@ pub enum ForkRequest {
         /// Its inode number.
         top: u64,
     },
+    /// Tell the numbers that files have in a fork in the directory that the call is made on, by
+    /// those that they have in its source. The owner of the fork may ask, and a caller that may
+    /// read everything.
+    Renumber {
+        /// Its name.
+        name: Vec<u8>,
+        /// Its inode number.
+        top: u64,
+        /// Numbers by their directories, 900 at most. A directory that lies near the one before
+        /// costs less.
+        dirs: Vec<OldNumbers>,
+    },
     /// Merge a fork into the directory that the call is made on.
     Merge(MergeRequest),
+}
+
+/// Numbers of files in one directory of the source of a fork.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OldNumbers {
+    /// Names on the way from the top, joined by `/`, as text; empty for the top itself.
+    pub dir: String,
+    /// The numbers.
+    pub numbers: Vec<u64>,
 }
 
 /// A fork in an answer.
@@ -174,6 +201,8 @@ pub struct ForkReply {
     pub within: Vec<u64>,
     /// The names that the fork changed.
     pub changes: Option<ToldForkChanges>,
+    /// The numbers in the fork, in the order of the request; 0 for a file that has none.
+    pub numbers: Option<Vec<u64>>,
     /// The outcome of the merge.
     pub merge: Option<ToldMerge>,
 }
@@ -276,13 +305,33 @@ fn list(
     Ok(reply)
 }
 
-/// Carries a request out that asks and changes nothing.
+/// The numbers in a fork for numbers in its source.
+fn renumbered(
+    (names, caller): (&Names, &Caller),
+    fork: (&Arc<Inode>, &ForkRecord),
+    dirs: &[OldNumbers],
+) -> Result<Vec<u64>> {
+    let len = dirs.iter().map(|dir| dir.numbers.len()).sum();
+    if len > NUMBERS_MAX {
+        return Err(Error::Range);
+    }
+    let Some(mut renumbering) = Renumbering::begin((names, caller), fork)? else {
+        return Ok(vec![0; len]);
+    };
+    let mut all = Vec::with_capacity(len);
+    for dir in dirs {
+        all.extend(renumbering.numbers(&path_of_text(&dir.dir)?, &dir.numbers)?);
+    }
+    Ok(all)
+}
+
+/// Carries a request out that asks and changes nothing that a user sees.
 ///
 /// # Errors
 /// `Unsupported` for the others; those of [`Forks`]; `Busy` while another fork is measured;
 /// `Access`, `NotFound` and `NotPermitted` for a fork that the caller may not ask about, `Invalid`
 /// for an object that is no fork; `NoAttribute` for changes of a fork without a base, and `Range`
-/// for more of them than the memory takes.
+/// for more of them than the memory takes, or more numbers than an answer has.
 pub fn answer_forks(
     forks: &Forks,
     (names, caller): (&Names, &Caller),
@@ -332,6 +381,14 @@ pub fn answer_forks(
             let found = diff_then(forks.budget(), sides)?;
             Ok(ForkReply {
                 changes: Some(told_changes(&found.differences)),
+                ..ForkReply::default()
+            })
+        }
+        ForkRequest::Renumber { name, top, dirs } => {
+            let (top, record) = forks.own_fork(caller, (dir, name), Ino(*top))?;
+            let numbers = renumbered((names, caller), (&top, &record), dirs)?;
+            Ok(ForkReply {
+                numbers: Some(numbers),
                 ..ForkReply::default()
             })
         }

@@ -1,0 +1,428 @@
+//! Git's index in a fork gets the inode numbers of the fork, so that git trusts it.
+//!
+//! A fork has all that git compares (times, sizes, owners, modes) but inode numbers. The daemon
+//! tells those by the old ones ([`ForkRequest::Renumber`]), and no file is opened or looked up. A
+//! number that it does not know stays, and git looks at that file.
+//!
+//! A new index comes as git itself brings one: it takes the name `index.lock`, if that is free, and
+//! then that of the index. It is whole before it has a name. It keeps the time of modification: by
+//! that git knows the files that were written at the moment of the index or later.
+
+use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use ramet_fs::control::STAT_BYTES;
+use ramet_fs::{ForkRequest, OldNumbers, text_of_path};
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, Uid, fchmod,
+    fchown, fstat, futimens, linkat, openat, renameat, statat, unlinkat,
+};
+use rustix::io::Errno;
+
+use crate::beneath::opened;
+use crate::control::Root;
+use crate::failure::errno_of;
+use crate::git_index::{Change, Index, Refusal};
+
+const INDEX: &str = "index";
+/// Git changes the index of a repository only while it has this file.
+const LOCK: &str = "index.lock";
+/// Longest index that is read.
+const INDEX_BYTES_MAX: u64 = 256 << 20;
+/// Numbers in one request.
+const NUMBERS_MAX: usize = 900;
+/// Bytes of directories and numbers in one request: it fits a call beside a name of 255 bytes.
+const REQUEST_BYTES_MAX: usize = STAT_BYTES - 2048;
+/// Bytes of a number, and those of the fields of a directory beside its path, at most.
+const NUMBER_BYTES: usize = 11;
+const DIR_BYTES: usize = 32;
+/// Requests for one repository, at most.
+const REQUESTS_MAX: usize = 20_000;
+
+/// The reason for which an index stays as it is.
+pub enum Left {
+    /// Its bytes, or its use by another program.
+    Refused(&'static str),
+    Failed(Errno),
+}
+
+impl From<Refusal> for Left {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal.0)
+    }
+}
+
+impl From<Errno> for Left {
+    fn from(error: Errno) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl std::fmt::Display for Left {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Refused(why) => f.write_str(why),
+            Self::Failed(error) => std::io::Error::from(*error).fmt(f),
+        }
+    }
+}
+
+/// A fork, as the daemon is asked about it.
+pub struct Fork<'a> {
+    /// The directory that has it.
+    pub root: &'a Root,
+    pub name: &'a OsStr,
+    /// Its inode number.
+    pub top: u64,
+}
+
+/// The place of a repository.
+pub struct Place<'a> {
+    /// The directory with the index.
+    pub git: &'a OwnedFd,
+    /// The working tree, from the top of the fork.
+    pub tree: &'a Path,
+    /// Absolute paths of the working tree before and after, if the fork is used at its own path.
+    pub moved: Option<(PathBuf, PathBuf)>,
+}
+
+/// A file that may get new bytes.
+struct Found {
+    stat: Stat,
+    index: Index,
+}
+
+impl Found {
+    /// The index with this name; none if there is no file.
+    fn read(git: &OwnedFd, name: &str) -> Result<Option<Found>, Left> {
+        let file = match opened(git, name, OFlags::RDONLY | OFlags::NONBLOCK) {
+            Err(Errno::NOENT) => return Ok(None),
+            file => file?,
+        };
+        let stat = fstat(&file)?;
+        let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Left::Refused("it is no file"));
+        }
+        if size > INDEX_BYTES_MAX {
+            return Err(Left::Refused("it is too long"));
+        }
+        let mut bytes = Vec::new();
+        let read = std::fs::File::from(file)
+            .take(INDEX_BYTES_MAX)
+            .read_to_end(&mut bytes);
+        read.map_err(errno_of)?;
+        let index = Index::parse(bytes)?;
+        Ok(Some(Found { stat, index }))
+    }
+
+    /// Makes the changes, and tells whether there are any.
+    fn apply(&mut self, changes: &[(usize, u32)]) -> bool {
+        for &(place, number) in changes {
+            self.index.set_number(place, number);
+        }
+        !changes.is_empty()
+    }
+}
+
+/// An index that has numbers of the fork.
+pub struct Renumbered {
+    /// The directory with the index.
+    git: OwnedFd,
+    /// The index as it was left.
+    left: State,
+    /// Names of the directory that changed.
+    names: u64,
+}
+
+impl Renumbered {
+    /// The number of names that differ from the base of the fork only because of these indexes;
+    /// none if somebody changed one of them since.
+    pub fn names_of(all: &[Renumbered]) -> Option<u64> {
+        let as_left = |one: &Renumbered| {
+            let now = statat(&one.git, INDEX, AtFlags::SYMLINK_NOFOLLOW);
+            now.is_ok_and(|now| state(&now) == one.left)
+        };
+        all.iter()
+            .all(as_left)
+            .then(|| all.iter().map(|one| one.names).sum())
+    }
+}
+
+/// Number, size, and times of modification and change of a file.
+type State = (u64, i64, (i64, u64), (i64, u64));
+
+fn state(stat: &Stat) -> State {
+    (
+        stat.st_ino,
+        stat.st_size,
+        (stat.st_mtime, stat.st_mtime_nsec as _),
+        (stat.st_ctime, stat.st_ctime_nsec as _),
+    )
+}
+
+/// Gives the index of a repository the numbers of the fork. The answer is none if it stays.
+///
+/// # Errors
+/// The reason for which the index stays as it is.
+pub fn renumber(fork: &Fork<'_>, place: &Place<'_>) -> Result<Option<Renumbered>, Left> {
+    let Some(mut found) = Found::read(place.git, INDEX)? else {
+        return Ok(None);
+    };
+    let shared = match found.index.base() {
+        Some(sum) => Some(Shared::read(place.git, sum)?),
+        None => None,
+    };
+    let mut asking = Asking::begin(fork, place.tree);
+    found
+        .index
+        .each_entry(|path, at| asking.add(path, at, &found.index))?;
+    if let Some(shared) = &shared {
+        let base = &shared.found.index;
+        found
+            .index
+            .each_replacement(base, |path, at| asking.add(path, at, &found.index))?;
+    }
+    let changes = asking.end()?;
+    let shared = shared.map(|shared| shared.renumber(place.git, &mut asking));
+    let shared = shared.transpose()?.flatten();
+    let as_bytes = |(from, to): &'_ (PathBuf, PathBuf)| {
+        [from, to].map(|path| path.as_os_str().as_bytes().to_vec())
+    };
+    let moved = place.moved.as_ref().map(as_bytes);
+    let change = Change {
+        location: moved.as_ref().map(|[from, to]| (&from[..], &to[..])),
+        base: shared.as_ref().map(|shared| &shared.sum[..]),
+    };
+    let is_changed = found.apply(&changes);
+    let bytes = found.index.with(&change);
+    if !is_changed && found.index.is(&bytes) {
+        return Ok(None);
+    }
+    let left = match (replace(place.git, (&bytes, &found.stat)), &shared) {
+        (Err(why), Some(shared)) => {
+            unlinkat(place.git, shared_name(&shared.sum), AtFlags::empty())?;
+            return Err(why);
+        }
+        (left, _) => left?,
+    };
+    if let Some(shared) = &shared {
+        unlinkat(place.git, &shared.before, AtFlags::empty())?;
+    }
+    Ok(Some(Renumbered {
+        git: place.git.try_clone().map_err(errno_of)?,
+        left,
+        names: if shared.is_some() { 3 } else { 1 },
+    }))
+}
+
+/// The index that a split index goes on from.
+struct Shared {
+    name: String,
+    found: Found,
+}
+
+fn shared_name(sum: &[u8]) -> String {
+    let digits = sum.iter().map(|byte| format!("{byte:02x}"));
+    format!("sharedindex.{}", digits.collect::<String>())
+}
+
+impl Shared {
+    fn read(git: &OwnedFd, sum: &[u8]) -> Result<Shared, Left> {
+        let name = shared_name(sum);
+        let found = Found::read(git, &name)?;
+        match found.filter(|found| found.index.checksum() == sum) {
+            Some(found) => Ok(Shared { name, found }),
+            None => Err(Left::Refused("its shared index is not there")),
+        }
+    }
+
+    /// Puts a shared index with numbers of the fork beside this one, if they differ.
+    fn renumber(
+        mut self,
+        git: &OwnedFd,
+        asking: &mut Asking<'_>,
+    ) -> Result<Option<NewShared>, Left> {
+        let index = &self.found.index;
+        index.each_entry(|path, at| asking.add(path, at, index))?;
+        let changes = asking.end()?;
+        if !self.found.apply(&changes) {
+            return Ok(None);
+        }
+        let bytes = self.found.index.with(&Change::default());
+        let sum = self.found.index.checksum_of(&bytes).to_vec();
+        let before = self.name;
+        put(git, (&bytes, &self.found.stat), &shared_name(&sum))?;
+        Ok(Some(NewShared { sum, before }))
+    }
+}
+
+/// A shared index that takes the place of another one.
+struct NewShared {
+    sum: Vec<u8>,
+    /// Name of the other one.
+    before: String,
+}
+
+/// Asks the daemon for new numbers, a page at a time.
+struct Asking<'a> {
+    fork: &'a Fork<'a>,
+    tree: &'a Path,
+    dirs: Vec<(Vec<u8>, Vec<u64>)>,
+    /// Places of the numbers of `dirs`.
+    places: Vec<(usize, u32)>,
+    bytes: usize,
+    requests: usize,
+    /// New numbers by their places.
+    changes: Vec<(usize, u32)>,
+}
+
+impl<'a> Asking<'a> {
+    fn begin(fork: &'a Fork<'a>, tree: &'a Path) -> Asking<'a> {
+        Asking {
+            fork,
+            tree,
+            dirs: Vec::new(),
+            places: Vec::new(),
+            bytes: 0,
+            requests: 0,
+            changes: Vec::new(),
+        }
+    }
+
+    /// Asks for the number at a place, which belongs to this path of the working tree.
+    fn add(&mut self, path: &[u8], place: usize, index: &Index) -> Result<(), Left> {
+        let number = index.number(place);
+        if path.is_empty() || number == 0 {
+            return Ok(());
+        }
+        let path = path.strip_suffix(b"/").unwrap_or(path);
+        let dir = path.iter().rposition(|&byte| byte == b'/');
+        let dir = &path[..dir.unwrap_or(0)];
+        let is_known = self.dirs.last().is_some_and(|(last, _)| last == dir);
+        let mut bytes = NUMBER_BYTES;
+        if !is_known {
+            let tree = self.tree.as_os_str().as_bytes();
+            bytes += DIR_BYTES + json_bytes(tree) + json_bytes(dir);
+        }
+        if bytes > REQUEST_BYTES_MAX {
+            return Ok(());
+        }
+        if self.places.len() == NUMBERS_MAX || self.bytes + bytes > REQUEST_BYTES_MAX {
+            self.ask()?;
+            return self.add(path, place, index);
+        }
+        if !is_known {
+            self.dirs.push((dir.to_vec(), Vec::new()));
+        }
+        let (_, numbers) = self.dirs.last_mut().expect("pushed before");
+        numbers.push(u64::from(number));
+        self.places.push((place, number));
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    fn ask(&mut self) -> Result<(), Left> {
+        let dirs = std::mem::take(&mut self.dirs);
+        let places = std::mem::take(&mut self.places);
+        self.bytes = 0;
+        if places.is_empty() {
+            return Ok(());
+        }
+        self.requests += 1;
+        if self.requests > REQUESTS_MAX {
+            return Err(Left::Refused("its paths are too long"));
+        }
+        let tree = self.tree.as_os_str().as_bytes();
+        let dirs = dirs.into_iter().map(|(dir, numbers)| {
+            let parts = [tree, &dir];
+            let parts = parts.into_iter().filter(|part| !part.is_empty());
+            let dir = text_of_path(&parts.collect::<Vec<_>>().join(&b'/'));
+            OldNumbers { dir, numbers }
+        });
+        let request = ForkRequest::Renumber {
+            name: self.fork.name.as_bytes().to_vec(),
+            top: self.fork.top,
+            dirs: dirs.collect(),
+        };
+        let reply = self.fork.root.ask_forks(&request)?;
+        let numbers = reply.numbers.unwrap_or_default();
+        if numbers.len() != places.len() {
+            return Err(Errno::PROTO.into());
+        }
+        for ((place, old), new) in places.into_iter().zip(numbers) {
+            // Git keeps the low bits.
+            let low = new as u32;
+            if new != 0 && low != old {
+                self.changes.push((place, low));
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for the rest. Returns all new numbers since the last end.
+    fn end(&mut self) -> Result<Vec<(usize, u32)>, Left> {
+        self.ask()?;
+        Ok(std::mem::take(&mut self.changes))
+    }
+}
+
+/// Bytes of a path as text in JSON, at most.
+fn json_bytes(path: &[u8]) -> usize {
+    let one = |byte: &u8| if *byte < b' ' { 6 } else { 2 };
+    path.iter().map(one).sum()
+}
+
+/// Puts bytes under a name that is free, with owner, mode and time of another file. A name that is
+/// taken stays.
+fn put(git: &OwnedFd, (bytes, like): (&[u8], &Stat), name: &str) -> Result<bool, Left> {
+    let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let mut file = std::fs::File::from(openat(git, ".", flags, Mode::from_raw_mode(0o600))?);
+    file.write_all(bytes).map_err(errno_of)?;
+    let (uid, gid) = (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid));
+    match fchown(&file, Some(uid), Some(gid)) {
+        // Git would not give it away either.
+        Err(Errno::PERM) => {}
+        done => done?,
+    }
+    fchmod(&file, Mode::from_raw_mode(like.st_mode & 0o777))?;
+    let times = Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        },
+        last_modification: Timespec {
+            tv_sec: like.st_mtime,
+            tv_nsec: like.st_mtime_nsec as _,
+        },
+    };
+    futimens(&file, &times)?;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match linkat(rustix::fs::CWD, &path, git, name, AtFlags::SYMLINK_FOLLOW) {
+        Err(Errno::EXIST) => Ok(false),
+        done => Ok(done.map(|()| true)?),
+    }
+}
+
+/// Puts bytes in the place of the index, if it still is the file that was read. The answer is its
+/// state then.
+fn replace(git: &OwnedFd, (bytes, before): (&[u8], &Stat)) -> Result<State, Left> {
+    if !put(git, (bytes, before), LOCK)? {
+        return Err(Left::Refused("another program changes it"));
+    }
+    let done = match statat(git, INDEX, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(now) if state(&now) == state(before) => {
+            renameat(git, LOCK, git, INDEX).map_err(Left::from)
+        }
+        Ok(_) => Err(Left::Refused("another program changed it")),
+        Err(error) => Err(error.into()),
+    };
+    if done.is_err() {
+        unlinkat(git, LOCK, AtFlags::empty())?;
+    }
+    done?;
+    Ok(state(&statat(git, INDEX, AtFlags::SYMLINK_NOFOLLOW)?))
+}
