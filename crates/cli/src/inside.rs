@@ -10,14 +10,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ramet_sys::{
-    Cover, NotStarted, Place, SignalWatch, Step, foreground_group, spawn_covered, take_foreground,
+    Cover, NotStarted, Place, Received, SignalWatch, Step, foreground_group, spawn_covered,
+    take_foreground,
 };
 use rustix::fs::{Stat, fstat};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, getpgrp, getpid, kill_process, test_kill_process_group,
-    waitpid,
+    Pid, Signal, WaitOptions, WaitStatus, getpgrp, getpid, getsid, kill_process,
+    test_kill_process_group, waitpid,
 };
+use rustix::termios::{OptionalActions, QueueSelector, Termios, tcflush, tcgetattr, tcsetattr};
 use signal_hook::consts::{
     SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTTOU, SIGUSR1, SIGUSR2, SIGWINCH,
 };
@@ -72,8 +74,22 @@ impl Dir {
 pub struct Ended {
     /// The exit status for the caller.
     pub status: u8,
-    /// A process asked this one to end meanwhile.
+    /// A process asked this one to end meanwhile, or its terminal went.
     pub is_told_to_end: bool,
+    /// The modes of the terminal before, if this process was in the foreground of one.
+    modes: Option<Termios>,
+}
+
+impl Ended {
+    /// Makes the terminal ready for a question: in its modes from before the command, and without
+    /// input that was typed for the command.
+    pub fn make_ready_to_ask(&self) {
+        // A terminal that is gone gives the end of the input for an answer.
+        if let Some(modes) = &self.modes {
+            let _ = tcsetattr(stdin(), OptionalActions::Drain, modes);
+        }
+        let _ = tcflush(stdin(), QueueSelector::IFlush);
+    }
 }
 
 /// A command and the fork in which it runs.
@@ -118,6 +134,7 @@ impl Inside<'_> {
         });
         let group = getpgrp().as_raw_nonzero().get();
         let had_terminal = foreground_group(stdin()) == Some(group);
+        let modes = had_terminal.then(|| tcgetattr(stdin()).ok()).flatten();
         let child = spawn_covered(command, cover.as_ref(), &start, &watch);
         let child = child.map_err(|e| self.not_started(program, &start, &e))?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
@@ -125,6 +142,7 @@ impl Inside<'_> {
             child: pid.expect("a child has a number"),
             watch,
             had_terminal,
+            modes,
         })
     }
 
@@ -170,6 +188,8 @@ pub struct Running {
     watch: SignalWatch,
     /// This process was in the foreground of the terminal.
     had_terminal: bool,
+    /// The modes of that terminal then.
+    modes: Option<Termios>,
 }
 
 impl Running {
@@ -179,7 +199,12 @@ impl Running {
         if self.had_terminal && is_terminal_left(self.child) {
             let _ = take_foreground(stdin());
         }
-        ended.map_err(trouble)
+        let (status, is_told_to_end) = ended.map_err(trouble)?;
+        Ok(Ended {
+            status,
+            is_told_to_end,
+            modes: self.modes,
+        })
     }
 }
 
@@ -198,26 +223,28 @@ const WATCHED: [i32; 9] = [
     SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTTOU, SIGUSR1, SIGUSR2, SIGWINCH,
 ];
 
-/// Waits for the end of the child, and passes signals on until then.
-fn wait_for(child: Pid, watch: &SignalWatch, has_terminal: bool) -> std::io::Result<Ended> {
+/// Waits for the end of the child, and passes signals on until then. Returns the exit status for the
+/// caller, and whether this process was told to end.
+fn wait_for(child: Pid, watch: &SignalWatch, has_terminal: bool) -> std::io::Result<(u8, bool)> {
     let mut is_told_to_end = false;
     loop {
         let received = watch.next()?;
         if received.signal == SIGCHLD {
             if let Some(found) = state_of(child)? {
-                if let Some(ended) = ended(found, is_told_to_end) {
-                    return Ok(ended);
+                if let Some(status) = status_of(found) {
+                    return Ok((status, is_told_to_end));
                 }
                 if has_terminal && found.stopped() {
                     stop_with(child);
                 }
             }
-        } else if !received.is_of_kernel
-            && received.sender != child.as_raw_nonzero().get()
-            && received.signal != SIGTTOU
-            && let Some(signal) = Signal::from_named_raw(received.signal)
-        {
-            is_told_to_end |= [SIGHUP, SIGINT, SIGQUIT, SIGTERM].contains(&received.signal);
+            continue;
+        }
+        let is_for_child = is_for_child(received, child);
+        let is_hangup = received.is_of_kernel && received.signal == SIGHUP;
+        let is_end = [SIGHUP, SIGINT, SIGQUIT, SIGTERM].contains(&received.signal);
+        is_told_to_end |= is_hangup || is_end && is_for_child;
+        if let Some(signal) = Signal::from_named_raw(received.signal).filter(|_| is_for_child) {
             match kill_process(child, signal) {
                 // The child has become another user.
                 Ok(()) | Err(Errno::PERM | Errno::SRCH) => {}
@@ -227,24 +254,28 @@ fn wait_for(child: Pid, watch: &SignalWatch, has_terminal: bool) -> std::io::Res
     }
 }
 
+/// Whether a signal is to be passed on. The kernel sends those of the terminal's keys to the child
+/// as well, but it tells the leader of a session alone that the terminal is gone.
+fn is_for_child(received: Received, child: Pid) -> bool {
+    match received.signal {
+        SIGTTOU => false,
+        SIGHUP if received.is_of_kernel => getsid(None) == Ok(getpid()),
+        _ => !received.is_of_kernel && received.sender != child.as_raw_nonzero().get(),
+    }
+}
+
 /// The state that a child came into, if it is one of interest.
 fn state_of(child: Pid) -> std::io::Result<Option<WaitStatus>> {
     let flags = WaitOptions::NOHANG | WaitOptions::UNTRACED;
     Ok(waitpid(Some(child), flags)?.map(|(_, status)| status))
 }
 
-fn ended(found: WaitStatus, is_told_to_end: bool) -> Option<Ended> {
+/// The exit status for the caller, of a child that has ended.
+fn status_of(found: WaitStatus) -> Option<u8> {
     let number = |number: i32| u8::try_from(number).unwrap_or(u8::MAX);
-    if let Some(status) = found.exit_status() {
-        return Some(Ended {
-            status: number(status),
-            is_told_to_end,
-        });
-    }
-    found.terminating_signal().map(|signal| Ended {
-        status: status::SIGNAL.saturating_add(number(signal)),
-        is_told_to_end,
-    })
+    let of_signal = |signal| status::SIGNAL.saturating_add(number(signal));
+    let exited = found.exit_status().map(number);
+    exited.or_else(|| found.terminating_signal().map(of_signal))
 }
 
 /// Stops this process as the child has stopped, and lets the child go on with it.

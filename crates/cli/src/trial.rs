@@ -121,7 +121,10 @@ impl Made<'_> {
         };
         let asked = self.args.end;
         let end = match end(asked, met) {
-            End::Ask => ask(),
+            End::Ask => {
+                ended.make_ready_to_ask();
+                ask()
+            }
             end => end,
         };
         let drop = || fork::drop_known(self.path, self.top, self.args.force);

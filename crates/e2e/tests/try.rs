@@ -422,10 +422,12 @@ fn a_system_without_namespaces_is_told() {
     }
 }
 
-/// Runs a try on a terminal, and answers a question there.
+/// Runs a try on a terminal, and answers a question there. The command says `ready` to have a line
+/// typed that it does not read.
 const ANSWERS: &str = r#"
 import os, pty, select, sys, time
 question, answer = sys.argv[1].encode(), sys.argv[2].encode()
+ready = b"ready"
 pid, terminal = pty.fork()
 if pid == 0:
     os.execvp(sys.argv[3], sys.argv[3:])
@@ -438,6 +440,9 @@ try:
         if not part:
             break
         said += part
+        if ready in said:
+            os.write(terminal, b"c\n")
+            ready = b"\0"
         if question in said:
             os.write(terminal, answer)
             question = b"\0"
@@ -481,6 +486,13 @@ fn a_user_on_a_terminal_is_asked() {
         );
         assert_eq!(out.status.code(), Some(4), "{}", said(&out));
         assert_eq!(desk.read("project/file"), "three\n");
+        // A line that was typed before the question is no answer, and modes of the command are
+        // none of the question: a carriage return ends the answer.
+        let script = "echo four > file; stty raw -echo; echo ready; sleep 1";
+        let out = asked("d\r", &[], script);
+        assert!(out.status.success(), "{}", said(&out));
+        assert!(!desk.exists("project.try-2"), "{}", said(&out));
+        assert_eq!(desk.read("project/file"), "three\n", "{}", said(&out));
         let out = asked("k\n", &["--ask"], "true");
         assert!(said(&out).contains("nothing changed"), "{}", said(&out));
         assert!(!desk.exists("project.try-2"), "an equal fork goes");
@@ -488,9 +500,10 @@ fn a_user_on_a_terminal_is_asked() {
     }
 }
 
-/// Presses a key of the terminal while a try runs, and tells how often the command heard of it.
+/// Presses a key of the terminal while a try runs, and tells how often the command heard of it. The
+/// try is stopped until the command has heard it once: two signals at once would be one.
 const KEYS: &str = r#"
-import os, pty, select, sys, time
+import os, pty, select, signal, sys, time
 pid, terminal = pty.fork()
 if pid == 0:
     os.execvp(sys.argv[1], sys.argv[1:])
@@ -504,7 +517,10 @@ try:
             said += part
             if b"ready" in said and not pressed:
                 pressed = True
+                os.kill(pid, signal.SIGSTOP)
                 os.write(terminal, b"\x03")
+            if b"once" in said:
+                os.kill(pid, signal.SIGCONT)
 except OSError:
     pass
 if time.monotonic() >= end:
@@ -512,6 +528,29 @@ if time.monotonic() >= end:
 sys.stdout.write(said.decode(errors="replace"))
 sys.stdout.flush()
 os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255)
+"#;
+
+/// Closes the terminal of a try, which leads its session, when the command is ready. Tells whether
+/// the try ended in time, and its status.
+const HANGUP: &str = r#"
+import os, pty, select, signal, sys, time
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execvp(sys.argv[1], sys.argv[1:])
+said, end = b"", time.monotonic() + 30
+while b"ready" not in said and time.monotonic() < end:
+    if select.select([terminal], [], [], 1)[0]:
+        said += os.read(terminal, 4096)
+os.close(terminal)
+while time.monotonic() < end:
+    found, status = os.waitpid(pid, os.WNOHANG)
+    if found:
+        print("ended", os.waitstatus_to_exitcode(status))
+        sys.exit(0)
+    time.sleep(0.05)
+os.kill(pid, signal.SIGKILL)
+os.waitpid(pid, 0)
+print("late")
 "#;
 
 #[test]
@@ -523,6 +562,7 @@ count = 0
 def heard(*_):
     global count
     count += 1
+    print('once', flush=True)
 signal.signal(signal.SIGINT, heard)
 print('ready', flush=True)
 end = time.monotonic() + 30
@@ -537,6 +577,26 @@ sys.exit(5)";
     assert!(said(&out).contains("heard 1"), "{}", said(&out));
     assert_eq!(out.status.code(), Some(5), "{}", said(&out));
     assert!(desk.exists("project.try-1"));
+    desk.end();
+}
+
+#[test]
+fn a_terminal_that_goes_ends_the_command_and_keeps_the_fork() {
+    let desk = Desk::new(users()[0]);
+    let project = desk.at("project");
+    let tries = |before: &str| {
+        let script = format!("{before} echo changed > file; echo ready; sleep 25 & wait $!");
+        let args = ["-c", HANGUP, text(&desk.bin), "try", "--commit", &project];
+        let args = [&args[..], &["--", "sh", "-c", &script]].concat();
+        said(&desk.as_user("python3", &args))
+    };
+    let told = tries("trap 'echo gone > file; exit 3' HUP;");
+    assert!(told.contains("ended 3"), "{told}");
+    assert_eq!(desk.read("project.try-1/file"), "gone\n");
+    let told = tries("");
+    assert!(told.contains("ended 129"), "{told}");
+    assert_eq!(desk.read("project.try-2/file"), "changed\n");
+    assert_eq!(desk.read("project/file"), "first\n");
     desk.end();
 }
 

@@ -337,7 +337,11 @@ fn a_fork_that_moves_stays_one_and_a_fork_that_is_gone_is_collected() {
     let live = ["kept", "new name", "other/moved"];
     assert_eq!(paths(&volume), live);
     assert_eq!(volume.controls().forks().count().unwrap(), 7);
-    assert_eq!(volume.controls().forks().collect().unwrap(), 4);
+    let one_each: Vec<usize> = (0..7)
+        .map(|_| volume.controls().forks().collect_some(1).unwrap())
+        .collect();
+    assert!(one_each.iter().all(|count| *count <= 1), "{one_each:?}");
+    assert_eq!(one_each.iter().sum::<usize>(), 4);
     assert_eq!(volume.controls().forks().collect().unwrap(), 0);
     assert_eq!(volume.controls().forks().count().unwrap(), 3);
     assert_eq!(paths(&volume), live);

@@ -263,6 +263,9 @@ fn history(seed: u64) {
                 expected.acknowledged = expected.digests.len() - 1;
             }
             15 => {
+                // Checkpoints of an idle volume, which give space back before the work does.
+                let checkpoints = if rng.one_in(2) { 4 } else { 0 };
+                (0..checkpoints).for_each(|_| tree.checkpoint().expect("checkpoint"));
                 while tree.reclaim_space().expect("an idle volume") {}
                 expected.acknowledged = expected.digests.len() - 1;
             }

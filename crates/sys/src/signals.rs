@@ -55,7 +55,7 @@ pub struct SignalWatch {
 }
 
 impl SignalWatch {
-    /// Holds these signals back.
+    /// Holds these signals back, but for those that this process ignores, as behind nohup(1).
     ///
     /// # Errors
     /// A number that is no signal; there are no more descriptors.
@@ -68,7 +68,7 @@ impl SignalWatch {
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
             for &signal in signals {
-                if libc::sigaddset(set.as_mut_ptr(), signal) != 0 {
+                if !is_ignored(signal) && libc::sigaddset(set.as_mut_ptr(), signal) != 0 {
                     return Err(io::Error::last_os_error());
                 }
             }
@@ -138,6 +138,17 @@ impl Drop for SignalWatch {
         // The set came from this call, so it is valid.
         let _ = self.before.restore();
     }
+}
+
+/// Whether this process ignores a signal that the kernel does not ignore by itself.
+fn is_ignored(signal: i32) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: the call fills a structure that lives here, and a zeroed one is a valid one.
+    let action = unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init()
+    };
+    action.sa_sigaction == libc::SIG_IGN && signal != libc::SIGCHLD
 }
 
 /// The group of processes in the foreground of the terminal at `fd`; none if it is no terminal of

@@ -416,6 +416,15 @@ impl Forks {
     /// # Errors
     /// The first of the records, and of the tree. The other records are looked at all the same.
     pub fn collect(&self) -> Result<usize> {
+        self.collect_some(COLLECTED_AT_ONCE)
+    }
+
+    /// The same for `at_most` records, not 0. Each record that changes is a batch of its own, so a
+    /// crash may leave the first of them changed and the others not.
+    ///
+    /// # Errors
+    /// As [`Forks::collect`].
+    pub fn collect_some(&self, at_most: usize) -> Result<usize> {
         let tree = &self.namespace.tree;
         let mut collection = self.collection.lock();
         if collection.after.is_none() {
@@ -424,9 +433,9 @@ impl Forks {
                 return Ok(0);
             }
         }
-        let records = self.records(collection.after.as_deref(), COLLECTED_AT_ONCE)?;
+        let records = self.records(collection.after.as_deref(), at_most)?;
         match records.last() {
-            Some((last, _)) if records.len() == COLLECTED_AT_ONCE => {
+            Some((last, _)) if records.len() == at_most => {
                 collection.after = Some(last.clone());
             }
             _ => (collection.after, collection.ended) = (None, Some(collection.began)),
