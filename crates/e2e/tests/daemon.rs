@@ -336,6 +336,22 @@ fn each_counter_has_a_row_in_the_documents() {
     mount.umount();
 }
 
+#[test]
+fn stat_tells_the_way_on_which_requests_come() {
+    let bed = Bed::new("256M");
+    for options in ["no_io_uring", "io_uring", "defaults"] {
+        let mount = bed.mount(&["-o", options]);
+        let open = fs::read_dir(format!("/proc/{}/fd", mount.pid().as_raw_pid()));
+        let mut open = open.expect("the daemon runs").flatten();
+        let is_ring = |target: &Path| target.to_string_lossy().contains("io_uring");
+        let has_rings = open.any(|fd| fs::read_link(fd.path()).is_ok_and(|to| is_ring(&to)));
+        let expected = if has_rings { "io_uring" } else { "/dev/fuse" };
+        assert!(!has_rings || options != "no_io_uring");
+        assert_eq!(mount.stat()["transport"], expected, "{options}");
+        mount.umount();
+    }
+}
+
 /// The daemon that `ramet mount` started, once it runs.
 fn daemon_of(starter: u32) -> Option<rustix::process::Pid> {
     let path = format!("/proc/{starter}/task/{starter}/children");

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use ramet_e2e::{Bed, Ext4, run, run_ok};
+use ramet_e2e::{Bed, Ext4, ramet_bin, run, run_ok};
 
 /// Options of the two ways on which requests come.
 const TRANSPORTS: [&str; 2] = ["no_io_uring", "io_uring"];
@@ -184,5 +184,33 @@ assert len(seen) > 1, seen
 "#;
         python(mount.root(), script);
         mount.umount();
+    }
+}
+
+#[test]
+fn the_label_of_a_volume_is_told_to_programs() {
+    let bed = Bed::without_volume();
+    let volume = bed.volume();
+    for label in ["", "Bücher"] {
+        let args = ["mkfs", "--force", "--size", "64M", "-L", label].map(OsStr::new);
+        run_ok(ramet_bin(), &[&args[..], &[volume.as_os_str()]].concat());
+        for transport in TRANSPORTS {
+            let mount = bed.mount(&["-o", transport]);
+            let script = r#"
+import fcntl, os, sys
+os.makedirs("directory", exist_ok=True)
+open("file", "w").close()
+for path in [".", "directory", "file"]:
+    fd = os.open(path, os.O_RDONLY)
+    found = fcntl.ioctl(fd, 0x81009431, b"\xff" * 256)
+    assert found == LABEL.encode().ljust(256, b"\0"), (path, found)
+    os.close(fd)
+"#;
+            python(
+                mount.root(),
+                &script.replace("LABEL", &format!("{label:?}")),
+            );
+            mount.umount();
+        }
     }
 }

@@ -300,6 +300,9 @@ impl Mounted {
             (None, Wanted::No) => None,
         };
         let beside = self.has_rings();
+        if beside {
+            server.counts.note_rings();
+        }
         let count = if beside {
             READERS_BESIDE_RINGS
         } else {

@@ -1,5 +1,5 @@
-//! The ioctls of chattr(1), lsattr(1) and xfs_io(8): the flags of a file or directory, and its
-//! generation.
+//! The ioctls of chattr(1), lsattr(1) and xfs_io(8): the flags of a file or directory, its
+//! generation, and the label of its volume.
 //!
 //! The kernel has checked that the caller owns the inode, and that only a process with
 //! `CAP_LINUX_IMMUTABLE` changes its protection. Each number has one direction; the structures are
@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | FS_IOC_GETFLAGS, FS_IOC_SETFLAGS | flags `FS_*_FL`, u32 |
 //! | FS_IOC_GETVERSION | low half of the generation, as in handles of the kernel, u32 |
+//! | FS_IOC_GETFSLABEL | label of the volume, 256 bytes that zeros fill up |
 //! | FS_IOC_FSGETXATTR, FS_IOC_FSSETXATTR | `struct fsxattr`: flags `FS_XFLAG_*`, hints about extents, project, each u32; 8 reserved bytes |
 
 use ramet_fs::{FileFlags, Ino, Volume};
@@ -22,16 +23,20 @@ const GET_GENERATION: u32 = 0x8008_7601;
 const GET_ATTRIBUTES: u32 = 0x801c_581f;
 const SET_ATTRIBUTES: u32 = 0x401c_5820;
 const FSXATTR_BYTES: usize = 28;
+const GET_LABEL: u32 = 0x8100_9431;
+const LABEL_BYTES: usize = 256;
 /// Of `struct fsxattr`: the number of extents, which nobody sets.
 const EXTENTS: std::ops::Range<usize> = 8..12;
 
-/// A call about the flags of an inode.
+/// A call about the flags or the generation of an inode, or about the label of its volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FlagCall {
     /// Tells the flags, in this form.
     Get(Form),
     /// Tells the generation.
     GetGeneration,
+    /// Tells the label of the volume.
+    GetLabel,
     /// Sets the flags.
     Set(FileFlags),
 }
@@ -91,6 +96,7 @@ impl FlagCall {
         Some(match number {
             GET_FLAGS => Ok(Self::Get(Form::Flags)),
             GET_GENERATION => Ok(Self::GetGeneration),
+            GET_LABEL => Ok(Self::GetLabel),
             GET_ATTRIBUTES => Ok(Self::Get(Form::Fsxattr)),
             SET_FLAGS => decode_set(Form::Flags, data),
             SET_ATTRIBUTES => decode_set(Form::Fsxattr, data),
@@ -117,6 +123,12 @@ impl FlagCall {
                 let generation = answer(volume.attributes().getattr(node))?.generation;
                 // The kernel keeps 32 bits of it.
                 Ok((generation as u32).to_ne_bytes().to_vec())
+            }
+            Self::GetLabel => {
+                let label = volume.tree().stats().label;
+                let mut data = label.as_str().as_bytes().to_vec();
+                data.resize(LABEL_BYTES, 0);
+                Ok(data)
             }
             Self::Get(form) => {
                 let flags = answer(volume.attributes().flags(node))?;

@@ -347,6 +347,7 @@ fn stat_reply(volume: &Volume, counts: &RequestCounts, prefetch: &Prefetch) -> R
     let Ok(mut counters) = serde_json::to_value(stats) else {
         return Err(Error::Invalid("counters"));
     };
+    counters["transport"] = counts.transport().into();
     counters["requests"] = counts.json();
     counters[FAILED_WRITE_BACKS] = counts.failed_write_backs().into();
     counters["inodes_asked_to_forget"] = counts.asked_to_forget().into();

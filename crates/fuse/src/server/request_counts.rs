@@ -1,6 +1,6 @@
 //! Numbers of requests of each kind.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde_json::{Map, Value};
 
@@ -27,6 +27,7 @@ const COUNTED: usize = 64;
 /// Counters since the volume was mounted, by the number of the operation.
 pub(crate) struct RequestCounts {
     counts: [AtomicU64; COUNTED],
+    has_rings: AtomicBool,
     failed_write_backs: AtomicU64,
     asked_to_forget: AtomicU64,
     staged_changes: AtomicU64,
@@ -38,6 +39,7 @@ impl Default for RequestCounts {
     fn default() -> RequestCounts {
         RequestCounts {
             counts: [const { AtomicU64::new(0) }; COUNTED],
+            has_rings: AtomicBool::new(false),
             failed_write_backs: AtomicU64::new(0),
             asked_to_forget: AtomicU64::new(0),
             staged_changes: AtomicU64::new(0),
@@ -55,6 +57,19 @@ impl RequestCounts {
         };
         if let Some(count) = self.counts.get(operation as usize) {
             count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Requests come through rings of io_uring.
+    pub(crate) fn note_rings(&self) {
+        self.has_rings.store(true, Ordering::Relaxed);
+    }
+
+    /// The way on which requests come.
+    pub(crate) fn transport(&self) -> &'static str {
+        match self.has_rings.load(Ordering::Relaxed) {
+            true => "io_uring",
+            false => "/dev/fuse",
         }
     }
 

@@ -54,7 +54,7 @@ pub(crate) struct Server {
     kernel: Kernel,
     prefetch: Arc<Prefetch>,
     probe_file: Arc<ProbeFile>,
-    counts: Arc<RequestCounts>,
+    pub(crate) counts: Arc<RequestCounts>,
     inode_memory: InodeMemory,
     fences: Arc<Fences>,
     pub(super) shutdown: Arc<Shutdown>,
@@ -195,7 +195,7 @@ impl Server {
         &self.fences
     }
 
-    /// The answer to the ioctl `number`, if it is about a fence or about flags of a file. It waits
+    /// The answer to the ioctl `number`, if it is about a fence or one of `server/file_flags.rs`. It waits
     /// as little as a change of attributes does.
     pub(crate) fn ioctl_at_once(
         &self,
