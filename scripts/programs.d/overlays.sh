@@ -87,3 +87,60 @@ use_buildah() {
     umount "$1/store/overlay" 2>/dev/null
     true
 }
+
+# An image from a file system in the tree, a container that runs in it, and a second image of what
+# the container left. Both come from the overlay store in the tree.
+# The path of its state is short, as podman demands.
+podman_in() { podman --log-level error --root "$1/store" --runroot "$podman_state" --storage-driver overlay "${@:3}"; }
+needs_podman="podman crun gcc unshare overlay"
+make_podman() {
+    mkdir "$1/store" "$1/root" "$1/root/dir" && echo text >"$1/root/dir/file" || return
+    cat >"$1/prog.c" <<'PROGRAM'
+#include <stdio.h>
+#include <sys/stat.h>
+int main(int count, char **words) {
+    FILE *file = fopen("/dir/ran", "w");
+    if (!file || fprintf(file, "%d words\n", count) < 0 || fclose(file)) return 1;
+    if (remove("/dir/file") || mkdir("/dir/new", 0755) || rename("/old", "/dir/new/old")) return 2;
+    return puts("in the container") < 0;
+}
+PROGRAM
+    echo old >"$1/root/old"
+    gcc -static -o "$1/root/prog" "$1/prog.c" && tar -C "$1/root" -cf "$1/root.tar" .
+}
+# crun takes one kind of control groups; here it sees the second alone, and makes none.
+in_container() {
+    if [[ -d /sys/fs/cgroup/unified ]]; then
+        umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup || return
+    fi
+    podman_in "$1" "$2" run --name made --network none --cgroups disabled --ulimit nofile=1024:1024 \
+        --ulimit nproc=1024:1024 localhost/first:latest /prog a b
+}
+use_podman() {
+    local podman_state status=0
+    podman_state="$(mktemp -d /run/podman.XXXXXX)"
+    export podman_state
+    podman_facts "$1" "$2" || status=$?
+    umount "$1/store/overlay" 2>/dev/null
+    rm -rf --one-file-system "$podman_state"
+    return "$status"
+}
+podman_facts() {
+    local at
+    podman_in "$1" "$2" import -q "$1/root.tar" first >/dev/null || return
+    export -f podman_in in_container
+    unshare -m bash -c 'in_container "$@"' - "$1" "$2"
+    echo "status $?"
+    podman_in "$1" "$2" diff made | sort
+    podman_in "$1" "$2" commit -q made second >/dev/null || return
+    podman_in "$1" "$2" create -q --name again localhost/second:latest /prog >/dev/null || return
+    at="$(podman_in "$1" "$2" mount again)" || { echo "$at"; return 1; }
+    (cd "$at" && find . | sort && cat dir/ran dir/new/old && mv dir/new moved && rm dir/ran && ls -R)
+    podman_in "$1" "$2" umount again >/dev/null
+    podman_in "$1" "$2" diff again | sort
+    podman_in "$1" "$2" images --format '{{.Repository}}' | sort
+    podman_in "$1" "$2" info --format '{{.Store.GraphDriverName}} {{index .Store.GraphStatus "Native Overlay Diff"}}'
+    podman_in "$1" "$2" rm -af >/dev/null
+    podman_in "$1" "$2" rmi -af >/dev/null
+    podman_in "$1" "$2" images -q
+}
