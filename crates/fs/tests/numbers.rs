@@ -6,7 +6,7 @@
 
 mod common;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -339,10 +339,18 @@ fn handles_of_ten_thousand_files_are_found_after_everything_was_forgotten() {
                 .unwrap();
         }
     }
-    let deleted = files.split_off(FILES - 500);
+    let mut deleted = files.split_off(FILES - 500);
     for (_, dir, name) in &deleted {
         volume.names().unlink(*dir, name.as_bytes()).unwrap();
     }
+    // The numbers of these are given again below.
+    let gone = make(&volume, ROOT_INO, "gone", Kind::Directory).ino;
+    for file in 0..500 {
+        let name = format!("g{file}");
+        let made = make(&volume, gone, &name, Kind::Regular);
+        deleted.push((made, gone, name));
+    }
+    remove(&volume, ROOT_INO, "gone");
     // Files of a clone.
     let top = look(&volume, ROOT_INO, "d0").ino;
     clone(&volume, top, ROOT_INO, "copy");
@@ -359,6 +367,25 @@ fn handles_of_ten_thousand_files_are_found_after_everything_was_forgotten() {
     }
     for (attr, ..) in &deleted {
         assert!(is_stale(&volume, attr.ino, attr.generation));
+    }
+    volume.forget_all();
+    volume.sync_all().unwrap();
+    let numbers: HashSet<_> = deleted.iter().map(|(attr, ..)| attr.ino).collect();
+    let heirs = make(&volume, ROOT_INO, "heirs", Kind::Directory).ino;
+    let again = (0..1000).map(|heir| make(&volume, heirs, &heir.to_string(), Kind::Regular));
+    let again = again.filter(|heir| numbers.contains(&heir.ino)).count();
+    println!("{again} numbers are given again");
+    assert!(again > 250, "{again}");
+    for (attr, ..) in &deleted {
+        assert!(is_stale(&volume, attr.ino, attr.generation));
+    }
+    volume.forget_all();
+    for (attr, ..) in &deleted {
+        assert!(is_stale(&volume, attr.ino, attr.generation));
+    }
+    for (attr, _, name) in &files {
+        let found = volume.names().lookup_number(attr.ino).unwrap();
+        assert_eq!(identity(found), identity(*attr), "{name}");
     }
     check(&volume);
 }
@@ -388,7 +415,9 @@ struct Seen {
     most_above: usize,
     clones: u64,
     moves: u64,
-    times: Vec<Duration>,
+    /// Times of the first clones and of the last ones.
+    first: Vec<Duration>,
+    last: VecDeque<Duration>,
 }
 
 /// The numbers of inodes that were made.
@@ -409,6 +438,8 @@ impl Numbers {
 /// Names in the directories of the trees that are cloned.
 const DIRS: [&str; 3] = ["d0", "d1", "d2"];
 const NEST_MAX: usize = 5;
+/// Clones whose times are kept, of the first and of the last ones.
+const TIMED: usize = 10_000;
 
 impl Seen {
     /// Shows `name` in the directory `dir`, which is one of the nodes with this number.
@@ -533,7 +564,14 @@ impl Seen {
         trees
             .clone_entry(&root, source, dir, name.as_bytes(), CloneMode::New)
             .unwrap();
-        self.times.push(start.elapsed());
+        let took = start.elapsed();
+        if self.first.len() < TIMED {
+            self.first.push(took);
+        }
+        self.last.push_back(took);
+        if self.last.len() > TIMED {
+            self.last.pop_front();
+        }
         self.clones += 1;
         self.nest(&way, nested);
         let (copy, _) = self.show((above, dir), &name).unwrap();
@@ -641,7 +679,8 @@ fn numbers_of_clones_renamed_moved_and_removed_at_random_are_unique_and_small() 
         most_above: 0,
         clones: 0,
         moves: 0,
-        times: Vec::new(),
+        first: Vec::new(),
+        last: VecDeque::new(),
     };
     let mut files = 10;
     while files <= files_max {
@@ -667,12 +706,18 @@ fn numbers_of_clones_renamed_moved_and_removed_at_random_are_unique_and_small() 
             seen.volume = open(&device);
         }
         if steps.is_multiple_of(65_536) {
+            let stats = seen.volume.stats();
             println!(
-                "{} clones, {} shown and living, {} of them above the trees, largest number {}",
+                "{} clones, {} shown and living, {} of them above the trees, largest number {}; \
+                 the volume has {} KiB, its inodes {} KiB of memory, its pages {} KiB, its nodes {} KiB",
                 seen.clones,
                 seen.living.len(),
                 seen.above,
                 seen.largest,
+                stats.tree.allocated_bytes >> 10,
+                stats.memory.memory_inodes_bytes >> 10,
+                stats.memory.memory_pages_bytes >> 10,
+                (stats.memory.memory_fresh_bytes + stats.tree.cached_bytes) >> 10,
             );
         }
         assert!(steps < 100 * clones + 10_000, "clones are made");
@@ -681,21 +726,18 @@ fn numbers_of_clones_renamed_moved_and_removed_at_random_are_unique_and_small() 
     let Numbers { count, largest } = seen.trees;
     let ratio = seen.largest.max(largest) as f64 / (count as f64).max(seen.living.len() as f64);
     let ratio_above = seen.largest.saturating_sub(largest) as f64 / seen.most_above as f64;
-    let median = |times: &[Duration]| {
-        let mut times = times.to_vec();
+    let median = |mut times: Vec<Duration>| {
         times.sort_unstable();
         times[times.len() / 2]
     };
-    let times = &seen.times;
-    let part = times.len() / 10;
     println!(
         "{clones} clones: {count} inodes of trees have numbers up to {largest}, the largest number is \
          {}, at most {} inodes had greater ones than the trees at once, ratio {ratio_above:.1}, of \
          all {ratio:.1}; a clone took {:?} at first and {:?} at last",
         seen.largest,
         seen.most_above,
-        median(&times[..part]),
-        median(&times[times.len() - part..]),
+        median(seen.first.clone()),
+        median(seen.last.iter().copied().collect()),
     );
     assert!(ratio <= 128.0, "{ratio}");
     assert!(ratio_above <= 128.0, "{ratio_above}");
