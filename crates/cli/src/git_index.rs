@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Integers are big-endian. The path of an entry is as long as the flags say, with 1 to 8 zeros
-//! behind it up to a multiple of 8. In version 4 it is the count of bytes that go from the path
-//! before, and the bytes that come then, with a zero behind them.
+//! behind it up to a multiple of 8. In version 4 an entry has the count of bytes that the path
+//! before loses at its end, and the bytes that come then, with a zero behind them.
 //!
 //! Only inode numbers are changed, each in its place: entries keep their sizes. Of the extensions
 //! some are replaced or dropped ([`Index::with`]), and the others are kept to the byte. Everything
@@ -32,7 +32,7 @@ const HAS_MORE_FLAGS: u16 = 0x4000;
 /// The length of the path, or that it is at least so long.
 const PATH_LEN: u16 = 0xfff;
 /// Longest path, in bytes.
-const PATH_BYTES_MAX: usize = 64 << 10;
+const PATH_BYTES_MAX: usize = 4096;
 
 /// The reason for which an index is left as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,10 +150,10 @@ impl Index {
                 Err(why) => refusal = why,
             }
         }
-        // Nothing else tells the hash function of an index without a checksum.
-        match unchecked.pop() {
-            Some((hash, layout)) if unchecked.is_empty() => Ok(layout.index(bytes, hash, true)),
-            _ => Err(refusal),
+        match (unchecked.pop(), unchecked.pop()) {
+            (Some((hash, layout)), None) => Ok(layout.index(bytes, hash, true)),
+            (Some(_), Some(_)) => Err(Refusal("nothing tells its hash function")),
+            (None, _) => Err(refusal),
         }
     }
 

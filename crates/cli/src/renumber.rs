@@ -5,10 +5,12 @@
 //! number that it does not know stays, and git looks at that file.
 //!
 //! A new index comes as git itself brings one: it takes the name `index.lock`, if that is free, and
-//! then that of the index. It is whole before it has a name. It keeps the time of modification: by
-//! that git knows the files that were written at the moment of the index or later.
+//! then that of the index. It is whole before it has a name. It keeps the time of modification:
+//! git compares that time with those of files, to know the files that were written after the index.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -17,7 +19,7 @@ use std::path::{Path, PathBuf};
 use ramet_fs::control::STAT_BYTES;
 use ramet_fs::{ForkRequest, OldNumbers, text_of_path};
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, Uid, fchmod,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, Uid, fchmod,
     fchown, fstat, futimens, linkat, openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
@@ -30,8 +32,8 @@ use crate::git_index::{Change, Index, Refusal};
 const INDEX: &str = "index";
 /// Git changes the index of a repository only while it has this file.
 const LOCK: &str = "index.lock";
-/// Longest index that is read.
-const INDEX_BYTES_MAX: u64 = 256 << 20;
+/// Bytes of all indexes of a fork that are read, at most.
+pub const INDEX_BYTES_MAX: u64 = 256 << 20;
 /// Numbers in one request.
 const NUMBERS_MAX: usize = 900;
 /// Bytes of directories and numbers in one request: it fits a call beside a name of 255 bytes.
@@ -77,12 +79,15 @@ pub struct Fork<'a> {
     pub name: &'a OsStr,
     /// Its inode number.
     pub top: u64,
+    /// Bytes of indexes that may still be read: another user may have made them.
+    pub bytes_left: Cell<u64>,
 }
 
 /// The place of a repository.
 pub struct Place<'a> {
-    /// The directory with the index.
+    /// The directory with the index, and its path.
     pub git: &'a OwnedFd,
+    pub path: PathBuf,
     /// The working tree, from the top of the fork.
     pub tree: &'a Path,
     /// Absolute paths of the working tree before and after, if the fork is used at its own path.
@@ -97,7 +102,7 @@ struct Found {
 
 impl Found {
     /// The index with this name; none if there is no file.
-    fn read(git: &OwnedFd, name: &str) -> Result<Option<Found>, Left> {
+    fn read(git: &OwnedFd, name: &str, left: &Cell<u64>) -> Result<Option<Found>, Left> {
         let file = match opened(git, name, OFlags::RDONLY | OFlags::NONBLOCK) {
             Err(Errno::NOENT) => return Ok(None),
             file => file?,
@@ -107,13 +112,12 @@ impl Found {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Left::Refused("it is no file"));
         }
-        if size > INDEX_BYTES_MAX {
-            return Err(Left::Refused("it is too long"));
-        }
+        let Some(rest) = left.get().checked_sub(size) else {
+            return Err(Left::Refused("the indexes of the fork are too long"));
+        };
+        left.set(rest);
         let mut bytes = Vec::new();
-        let read = std::fs::File::from(file)
-            .take(INDEX_BYTES_MAX)
-            .read_to_end(&mut bytes);
+        let read = File::from(file).take(size).read_to_end(&mut bytes);
         read.map_err(errno_of)?;
         let index = Index::parse(bytes)?;
         Ok(Some(Found { stat, index }))
@@ -130,8 +134,7 @@ impl Found {
 
 /// An index that has numbers of the fork.
 pub struct Renumbered {
-    /// The directory with the index.
-    git: OwnedFd,
+    index: PathBuf,
     /// The index as it was left.
     left: State,
     /// Names of the directory that changed.
@@ -143,7 +146,7 @@ impl Renumbered {
     /// none if somebody changed one of them since.
     pub fn names_of(all: &[Renumbered]) -> Option<u64> {
         let as_left = |one: &Renumbered| {
-            let now = statat(&one.git, INDEX, AtFlags::SYMLINK_NOFOLLOW);
+            let now = statat(CWD, &one.index, AtFlags::SYMLINK_NOFOLLOW);
             now.is_ok_and(|now| state(&now) == one.left)
         };
         all.iter()
@@ -169,11 +172,11 @@ fn state(stat: &Stat) -> State {
 /// # Errors
 /// The reason for which the index stays as it is.
 pub fn renumber(fork: &Fork<'_>, place: &Place<'_>) -> Result<Option<Renumbered>, Left> {
-    let Some(mut found) = Found::read(place.git, INDEX)? else {
+    let Some(mut found) = Found::read(place.git, INDEX, &fork.bytes_left)? else {
         return Ok(None);
     };
     let shared = match found.index.base() {
-        Some(sum) => Some(Shared::read(place.git, sum)?),
+        Some(sum) => Some(Shared::read(place.git, sum, &fork.bytes_left)?),
         None => None,
     };
     let mut asking = Asking::begin(fork, place.tree);
@@ -195,7 +198,7 @@ pub fn renumber(fork: &Fork<'_>, place: &Place<'_>) -> Result<Option<Renumbered>
     let moved = place.moved.as_ref().map(as_bytes);
     let change = Change {
         location: moved.as_ref().map(|[from, to]| (&from[..], &to[..])),
-        base: shared.as_ref().map(|shared| &shared.sum[..]),
+        base: shared.as_deref(),
     };
     let is_changed = found.apply(&changes);
     let bytes = found.index.with(&change);
@@ -204,24 +207,21 @@ pub fn renumber(fork: &Fork<'_>, place: &Place<'_>) -> Result<Option<Renumbered>
     }
     let left = match (replace(place.git, (&bytes, &found.stat)), &shared) {
         (Err(why), Some(shared)) => {
-            unlinkat(place.git, shared_name(&shared.sum), AtFlags::empty())?;
+            // Git removes a shared index that nothing names, after some weeks.
+            let _ = unlinkat(place.git, shared_name(shared), AtFlags::empty());
             return Err(why);
         }
         (left, _) => left?,
     };
-    if let Some(shared) = &shared {
-        unlinkat(place.git, &shared.before, AtFlags::empty())?;
-    }
     Ok(Some(Renumbered {
-        git: place.git.try_clone().map_err(errno_of)?,
+        index: place.path.join(INDEX),
         left,
-        names: if shared.is_some() { 3 } else { 1 },
+        names: if shared.is_some() { 2 } else { 1 },
     }))
 }
 
 /// The index that a split index goes on from.
 struct Shared {
-    name: String,
     found: Found,
 }
 
@@ -231,21 +231,18 @@ fn shared_name(sum: &[u8]) -> String {
 }
 
 impl Shared {
-    fn read(git: &OwnedFd, sum: &[u8]) -> Result<Shared, Left> {
-        let name = shared_name(sum);
-        let found = Found::read(git, &name)?;
+    fn read(git: &OwnedFd, sum: &[u8], left: &Cell<u64>) -> Result<Shared, Left> {
+        let found = Found::read(git, &shared_name(sum), left)?;
         match found.filter(|found| found.index.checksum() == sum) {
-            Some(found) => Ok(Shared { name, found }),
+            Some(found) => Ok(Shared { found }),
             None => Err(Left::Refused("its shared index is not there")),
         }
     }
 
-    /// Puts a shared index with numbers of the fork beside this one, if they differ.
-    fn renumber(
-        mut self,
-        git: &OwnedFd,
-        asking: &mut Asking<'_>,
-    ) -> Result<Option<NewShared>, Left> {
+    /// Puts a shared index with numbers of the fork beside this one, if they differ. The answer is
+    /// its checksum. This one stays: other indexes of programs may go on from it, and git removes it
+    /// when it was not used for some weeks.
+    fn renumber(mut self, git: &OwnedFd, asking: &mut Asking<'_>) -> Result<Option<Vec<u8>>, Left> {
         let index = &self.found.index;
         index.each_entry(|path, at| asking.add(path, at, index))?;
         let changes = asking.end()?;
@@ -254,17 +251,11 @@ impl Shared {
         }
         let bytes = self.found.index.with(&Change::default());
         let sum = self.found.index.checksum_of(&bytes).to_vec();
-        let before = self.name;
-        put(git, (&bytes, &self.found.stat), &shared_name(&sum))?;
-        Ok(Some(NewShared { sum, before }))
+        match put(git, (&bytes, &self.found.stat), &shared_name(&sum))? {
+            Some(_) => Ok(Some(sum)),
+            None => Err(Left::Refused("the name of its new shared index is taken")),
+        }
     }
-}
-
-/// A shared index that takes the place of another one.
-struct NewShared {
-    sum: Vec<u8>,
-    /// Name of the other one.
-    before: String,
 }
 
 /// Asks the daemon for new numbers, a page at a time.
@@ -376,11 +367,11 @@ fn json_bytes(path: &[u8]) -> usize {
     path.iter().map(one).sum()
 }
 
-/// Puts bytes under a name that is free, with owner, mode and time of another file. A name that is
-/// taken stays.
-fn put(git: &OwnedFd, (bytes, like): (&[u8], &Stat), name: &str) -> Result<bool, Left> {
+/// Puts bytes under a name that is free, with owner, mode and time of another file. The answer is
+/// the file; none if the name is taken.
+fn put(git: &OwnedFd, (bytes, like): (&[u8], &Stat), name: &str) -> Result<Option<File>, Left> {
     let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
-    let mut file = std::fs::File::from(openat(git, ".", flags, Mode::from_raw_mode(0o600))?);
+    let mut file = File::from(openat(git, ".", flags, Mode::from_raw_mode(0o600))?);
     file.write_all(bytes).map_err(errno_of)?;
     let (uid, gid) = (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid));
     match fchown(&file, Some(uid), Some(gid)) {
@@ -401,18 +392,18 @@ fn put(git: &OwnedFd, (bytes, like): (&[u8], &Stat), name: &str) -> Result<bool,
     };
     futimens(&file, &times)?;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    match linkat(rustix::fs::CWD, &path, git, name, AtFlags::SYMLINK_FOLLOW) {
-        Err(Errno::EXIST) => Ok(false),
-        done => Ok(done.map(|()| true)?),
+    match linkat(CWD, &path, git, name, AtFlags::SYMLINK_FOLLOW) {
+        Err(Errno::EXIST) => Ok(None),
+        done => Ok(done.map(|()| Some(file))?),
     }
 }
 
 /// Puts bytes in the place of the index, if it still is the file that was read. The answer is its
 /// state then.
 fn replace(git: &OwnedFd, (bytes, before): (&[u8], &Stat)) -> Result<State, Left> {
-    if !put(git, (bytes, before), LOCK)? {
+    let Some(file) = put(git, (bytes, before), LOCK)? else {
         return Err(Left::Refused("another program changes it"));
-    }
+    };
     let done = match statat(git, INDEX, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(now) if state(&now) == state(before) => {
             renameat(git, LOCK, git, INDEX).map_err(Left::from)
@@ -420,9 +411,10 @@ fn replace(git: &OwnedFd, (bytes, before): (&[u8], &Stat)) -> Result<State, Left
         Ok(_) => Err(Left::Refused("another program changed it")),
         Err(error) => Err(error.into()),
     };
-    if done.is_err() {
-        unlinkat(git, LOCK, AtFlags::empty())?;
+    if let Err(why) = done {
+        // Git tells of a lock that stays.
+        let _ = unlinkat(git, LOCK, AtFlags::empty());
+        return Err(why);
     }
-    done?;
-    Ok(state(&statat(git, INDEX, AtFlags::SYMLINK_NOFOLLOW)?))
+    Ok(state(&fstat(&file)?))
 }

@@ -5,6 +5,7 @@
 //! top of the fork only, and never follows a symbolic link: in a fork that root makes, another user
 //! may own them.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -15,6 +16,7 @@ use rustix::io::Errno;
 
 use crate::beneath::{Answer, dir_at, names, text_at, write_at};
 use crate::control::Root;
+use crate::diff::escaped;
 use crate::failure::{Failure, Outcome};
 use crate::output::complain;
 use crate::renumber::{self, Left, Renumbered};
@@ -115,7 +117,8 @@ pub fn settle(new: &New<'_>) -> Outcome<Vec<Renumbered>> {
     places.tell(&git, outer.as_deref()).map_err(failed)?;
     let mut trees = vec![(PathBuf::new(), outer.unwrap_or_else(|| PathBuf::from("..")))];
     let modules = repositories.into_iter();
-    for module in modules.filter(|path| path.starts_with("modules")) {
+    let modules = modules.filter(|path| path.starts_with("modules"));
+    for module in modules.take(MODULES_MAX) {
         let config = places.fork.join(".git").join(&module).join("config");
         trees.extend(git::setting(&config, WORKTREE).map(|tree| (module, tree)));
     }
@@ -123,6 +126,7 @@ pub fn settle(new: &New<'_>) -> Outcome<Vec<Renumbered>> {
         root: new.root,
         name: new.name,
         top: fstat(&top).map_err(failed)?.st_ino,
+        bytes_left: Cell::new(renumber::INDEX_BYTES_MAX),
     };
     let trees = trees.into_iter().filter_map(|(path, tree)| {
         let tree = plain(&places.fork.join(".git").join(&path).join(tree));
@@ -136,13 +140,20 @@ pub fn settle(new: &New<'_>) -> Outcome<Vec<Renumbered>> {
             Ok(found) => renumbered.extend(found),
             Err(why) => complain(format_args!(
                 "{}: left as it is, and git reads every file once: {why}",
-                places.fork.join(".git").join(path).join("index").display()
+                shown(&places.fork.join(".git").join(path).join("index"))
             )),
         }
     }
     Ok(renumbered)
 }
 
+/// A path without characters that a terminal acts on: another user may have chosen its names.
+fn shown(path: &Path) -> String {
+    escaped(path.as_os_str().as_bytes())
+}
+
+/// Submodules whose indexes are looked at, at most.
+const MODULES_MAX: usize = 1000;
 /// The setting with the working tree of a repository.
 const WORKTREE: &str = "core.worktree";
 
@@ -252,6 +263,7 @@ impl Places {
             fork,
             &renumber::Place {
                 git: &dir_at(git, Path::new(".").join(path))?,
+                path: self.fork.join(".git").join(path),
                 tree,
                 moved: self.is_moved.then(|| (of(&self.src), of(&self.fork))),
             },
@@ -331,7 +343,8 @@ fn unequal(git: &OwnedFd, other: &OwnedFd) -> Answer<Option<PathBuf>> {
         for (name, kind) in names(&dir)? {
             let is_top = path == Path::new(".");
             let is_shared_index = name.as_bytes().starts_with(b"sharedindex.");
-            if is_top && (is_shared_index || FETCHED.iter().any(|fetched| name == *fetched)) {
+            let is_fetched = is_top && FETCHED.iter().any(|fetched| name == *fetched);
+            if is_fetched || is_shared_index {
                 continue;
             }
             let below = path.join(&name);

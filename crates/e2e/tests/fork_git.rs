@@ -343,10 +343,9 @@ fn git_trusts_the_files_of_a_fork_at_once() {
         );
         assert_eq!(modified(&fork), modified(&source));
         desk.knows(&fork, &paths);
-        // A fork of a fork, and one of which the source is another directory by now.
+        // A fork of a fork.
         let out = desk.ramet(&[
             "fork",
-            "--no-base",
             &desk.at(&fork),
             &desk.at(&format!("{source}-second")),
         ]);

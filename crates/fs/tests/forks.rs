@@ -1037,3 +1037,101 @@ fn numbers_of_a_fork_are_told_to_its_owner_and_in_bounded_answers() {
     assert!(matches!(other, Err(Error::NotPermitted)), "{other:?}");
     is_whole(&volume);
 }
+
+#[test]
+fn numbers_that_changed_their_places_after_the_fork_have_none() {
+    let (_, volume) = volume();
+    fill(&volume);
+    fork(&volume, "d/src", "try");
+    let old = at(&volume, "d/src/sub/sparse");
+    let linked = at(&volume, "d/src/sub/l");
+    let sub = [("sub", &[old, linked][..])];
+    assert!(
+        renumbered(&volume, "try", &sub)
+            .iter()
+            .all(|number| *number != 0)
+    );
+    let rename = |top: &str, from: (&str, &str), to: (&str, &str)| {
+        let dirs = [from.0, to.0].map(|dir| at(&volume, &format!("{top}/{dir}")));
+        let (from, to) = ((dirs[0], from.1.as_bytes()), (dirs[1], to.1.as_bytes()));
+        volume
+            .names()
+            .rename(from, to, RenameMode::Replace, None)
+            .unwrap();
+    };
+    // The file keeps its number by a pin, in a slot that the fork did not have.
+    rename("d/src", ("sub", "sparse"), ("", "away"));
+    rename("d/src", ("", "away"), ("sub", "sparse"));
+    assert_eq!(at(&volume, "d/src/sub/sparse"), old);
+    // Another file has that slot in the fork.
+    make(&volume, at(&volume, "try/sub"), "new", Kind::Regular);
+    rename("try", ("sub", "new"), ("sub", "sparse"));
+    assert_eq!(renumbered(&volume, "try", &[("sub", &[old])]), [0]);
+    // A file with several names since.
+    let file = at(&volume, "d/src/f");
+    volume
+        .names()
+        .link(file, at(&volume, "d/src"), b"g")
+        .unwrap();
+    assert_eq!(renumbered(&volume, "try", &[("", &[file])]), [0]);
+    let root = Caller::root();
+    let new = NewFork {
+        note: "",
+        has_base: false,
+    };
+    let to = (ROOT_INO, &b"bare"[..]);
+    volume
+        .trees()
+        .fork(&root, at(&volume, "d/src"), to, new)
+        .unwrap();
+    assert_eq!(renumbered(&volume, "bare", &[("sub", &[old])]), [0]);
+    is_whole(&volume);
+}
+
+#[test]
+fn numbers_in_directories_that_a_caller_may_not_search_are_not_told() {
+    let (_, volume) = volume();
+    let user = Caller::user(1000, 1000);
+    let own = |ino: Ino, uid: u32, mode: u32| {
+        let set = SetAttr {
+            uid: Some(uid),
+            gid: Some(uid),
+            perm: Some(mode),
+            ..SetAttr::default()
+        };
+        volume.attributes().setattr(ino, &set, None).unwrap();
+    };
+    let source = make(&volume, ROOT_INO, "src", Kind::Directory).ino;
+    own(source, 1000, 0o755);
+    let closed = make(&volume, source, "closed", Kind::Directory).ino;
+    let [inside, outside] =
+        [closed, source].map(|dir| make(&volume, dir, "file", Kind::Regular).ino);
+    own(closed, 0, 0o700);
+    let new = NewFork {
+        note: "",
+        has_base: true,
+    };
+    own(ROOT_INO, 1000, 0o755);
+    volume
+        .trees()
+        .fork(&user, source, (ROOT_INO, b"try"), new)
+        .unwrap();
+    let numbers = |caller: &Caller| {
+        let dirs = [("", outside), ("closed", inside)].map(|(dir, number)| OldNumbers {
+            dir: dir.to_owned(),
+            numbers: vec![number.0],
+        });
+        let request = ForkRequest::Renumber {
+            name: b"try".to_vec(),
+            top: at(&volume, "try").0,
+            dirs: dirs.to_vec(),
+        };
+        ask(&volume, caller, &request).unwrap().numbers.unwrap()
+    };
+    let all = numbers(&Caller::root());
+    assert!(all.iter().all(|number| *number != 0), "{all:?}");
+    assert_eq!(numbers(&user), [all[0], 0]);
+    own(source, 0, 0o700);
+    assert_eq!(numbers(&user), [0, 0]);
+    is_whole(&volume);
+}

@@ -5,10 +5,12 @@
 //! directory of the source and a slot, and these lead to the number in the fork. No file is looked
 //! up, and a run of slots is looked up once.
 //!
-//! The source may change after the fork, so a directory of today is compared with the one that was
-//! forked. The top is known by its identity. Below it, a name with the same slot and the same birth
-//! in both is the directory of then: no slot is taken twice. A number that leads to another place
-//! has no number in the fork.
+//! Source and fork may change after the fork, so a directory of today is compared with the base of
+//! the fork. The top is known by its identity. Below it, a name with the same slot and the same
+//! birth in all three is the directory that was forked: no slot is taken twice. A slot counts if the
+//! directory in the base had taken it, and a shared inode if its link number is older than the base.
+//! So a number has a number in the fork only if it leads to a place that the two had in common, and a
+//! fork without a base has none.
 //!
 //! Blocks of the fork are given by the directory in memory, as for a lookup: a run has one block.
 
@@ -16,14 +18,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
+use ramet_betree::Snapshot;
+
 use crate::error::{Error, Result};
 use crate::format::fork::ForkRecord;
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::name::check_name;
+use crate::format::record::Entry;
 use crate::format::slots::{Run, Slot};
 use crate::namespace::inode::Inode;
 use crate::ops::access::Caller;
+use crate::ops::forks::Forks;
 use crate::ops::names::Names;
 
 /// Numbers in one call, at most: the answer fits an ioctl.
@@ -34,12 +41,19 @@ pub(crate) const NUMBERS_MAX: usize = 900;
 struct Pair {
     source: Arc<Inode>,
     fork: Arc<Inode>,
+    /// Path of the directory in the base.
+    base: Bytes,
+    /// The next slot of the directory in the base.
+    next_slot: u64,
 }
 
 /// Finds directories of a source and its fork by their paths.
 pub(crate) struct Renumbering<'a> {
     names: &'a Names,
     caller: &'a Caller,
+    base: Snapshot,
+    /// Generation of the base: names and links of later ones are not in it.
+    moment: u64,
     top: Pair,
     /// The names from the top to the directory that was found last, each with its pair.
     way: Vec<(Vec<u8>, Pair)>,
@@ -50,14 +64,22 @@ pub(crate) struct Renumbering<'a> {
 type Runs = BTreeMap<u64, (u64, Run)>;
 
 impl<'a> Renumbering<'a> {
-    /// Begins with the top of a fork. `None` if its source is gone.
+    /// Begins with the top of a fork. `None` if it has no base or its source is gone.
     ///
     /// # Errors
     /// Those of the tree.
     pub(crate) fn begin(
+        forks: &Forks,
         (names, caller): (&'a Names, &'a Caller),
         (fork, record): (&Arc<Inode>, &ForkRecord),
     ) -> Result<Option<Self>> {
+        let Some(moment) = record.base else {
+            return Ok(None);
+        };
+        let (base, top) = match forks.base(record) {
+            Err(Error::Stale) => return Ok(None),
+            base => base?,
+        };
         let source = match names.find_number(record.origin.ino) {
             Err(Error::Stale | Error::NotFound) => return Ok(None),
             found => found?,
@@ -68,22 +90,28 @@ impl<'a> Renumbering<'a> {
         let top = Pair {
             source,
             fork: Arc::clone(fork),
+            base: top.path,
+            next_slot: top.record.next_slot,
         };
         Ok(Some(Self {
             names,
             caller,
+            base,
+            moment,
             top,
             way: Vec::new(),
         }))
     }
 
     /// The numbers in the fork for some numbers in a directory of the source, whose path from the
-    /// top has its names joined by `/`; 0 for each number that has none.
+    /// top has its names joined by `/`; 0 for each number that has none. All have none if the caller
+    /// may not search the directory.
     ///
     /// # Errors
     /// Those of the tree.
     pub(crate) fn numbers(&mut self, dir: &[u8], old: &[u64]) -> Result<Vec<u64>> {
-        let Some(pair) = self.find(dir)? else {
+        let found = self.find(dir)?;
+        let Some(pair) = found.filter(|pair| self.may_search(pair)) else {
             return Ok(vec![0; old.len()]);
         };
         let mut runs = Runs::new();
@@ -119,11 +147,17 @@ impl<'a> Renumbering<'a> {
         Ok(Some(self.last()))
     }
 
+    fn may_search(&self, pair: &Pair) -> bool {
+        let namespace = &self.names.namespace;
+        let may = |dir: &Arc<Inode>| self.caller.may_search(namespace, (dir, &dir.state.read()));
+        may(&pair.source).is_ok() && may(&pair.fork).is_ok()
+    }
+
     fn last(&self) -> Pair {
         self.way.last().map_or(&self.top, |(_, pair)| pair).clone()
     }
 
-    /// The directories under a name, if they are one and the same.
+    /// The directories under a name, if they are the one that was forked.
     fn below(&self, above: &Pair, name: &[u8]) -> Result<Option<Pair>> {
         let (Some(source), Some(fork)) = (
             self.child(&above.source, name)?,
@@ -131,12 +165,20 @@ impl<'a> Renumbering<'a> {
         ) else {
             return Ok(None);
         };
-        let place = |dir: &Inode| {
-            let record = dir.state.read();
-            (record.slot, record.birth)
+        let value = self.base.get(&keys::entry(&above.base, name))?;
+        let Some(Entry::Inode(then)) = value.map(|value| Entry::decode(&value)).transpose()? else {
+            return Ok(None);
         };
-        let is_same = place(&source) == place(&fork);
-        Ok(is_same.then_some(Pair { source, fork }))
+        let is_same = |dir: &Inode| {
+            let record = dir.state.read();
+            (record.slot, record.birth) == (then.slot, then.birth)
+        };
+        Ok((is_same(&source) && is_same(&fork)).then(|| Pair {
+            source,
+            fork,
+            base: keys::child(&above.base, name),
+            next_slot: then.next_slot,
+        }))
     }
 
     /// The directory with this name, if the caller may search for it.
@@ -152,7 +194,7 @@ impl<'a> Renumbering<'a> {
             namespace.find(dir, name)
         };
         match find() {
-            Err(Error::NotFound | Error::Stale | Error::Access) => Ok(None),
+            Err(Error::NotFound | Error::Stale | Error::Access | Error::Corrupt { .. }) => Ok(None),
             found => Ok(found?.filter(|found| found.is_dir())),
         }
     }
@@ -171,15 +213,17 @@ impl<'a> Renumbering<'a> {
         };
         if slot.link().is_some() {
             return match self.clone_roots()? {
-                Some(roots) if roots.source.identity() == home => self.link(&roots, slot),
+                Some((source, fork)) if source.identity() == home => self.link(&fork, slot),
                 _ => Ok(None),
             };
         }
-        if pair.source.identity() != home || slot.0 >= pair.fork.state.read().next_slot {
+        if pair.source.identity() != home || slot.0 >= pair.next_slot {
             return Ok(None);
         }
         let run = slot.run();
         let new = numbers.ino(&pair.fork, run.first(), None)?.0;
+        // The run may have no name, so the next look for free numbers looks at it.
+        pair.fork.note_loss();
         // A number of the block may be that of an inode that moved away, and keeps it by a pin.
         if let Some(Ino(base)) = numbers.known(&pair.source, run.first(), None)?
             && !numbers.are_pinned(base..base + run.len())?
@@ -189,15 +233,16 @@ impl<'a> Renumbering<'a> {
         Ok(in_run(pair, run, slot.0 - run.first().0, new))
     }
 
-    /// The clone roots that have the shared inodes of the directory found last; `None` if a join
-    /// changed one of them.
-    fn clone_roots(&self) -> Result<Option<Pair>> {
+    /// The clone roots of source and fork that have the shared inodes of the directory found last;
+    /// `None` if a join changed one of them.
+    fn clone_roots(&self) -> Result<Option<(Arc<Inode>, Arc<Inode>)>> {
         let whole = |root: &Inode| !root.is_joining.load(Ordering::SeqCst);
         for (_, pair) in self.way.iter().rev() {
             match (pair.source.is_clone_root(), pair.fork.is_clone_root()) {
                 (true, true) => {
                     let is_whole = whole(&pair.source) && whole(&pair.fork);
-                    return Ok(is_whole.then(|| pair.clone()));
+                    let Pair { source, fork, .. } = pair.clone();
+                    return Ok(is_whole.then_some((source, fork)));
                 }
                 (false, false) => {}
                 _ => return Ok(None),
@@ -210,29 +255,29 @@ impl<'a> Renumbering<'a> {
         };
         let fork = Arc::clone(&self.top.fork);
         let is_whole = fork.is_clone_root() && whole(&fork) && whole(&source);
-        Ok(is_whole.then_some(Pair { source, fork }))
+        Ok(is_whole.then_some((source, fork)))
     }
 
-    /// The number of a shared inode of the fork, if it has the one with this slot.
-    fn link(&self, roots: &Pair, slot: Slot) -> Result<Option<Ino>> {
-        let Some(link) = slot.link() else {
+    /// The number of a shared inode of a clone root in the fork, if it has the one with this slot.
+    fn link(&self, root: &Arc<Inode>, slot: Slot) -> Result<Option<Ino>> {
+        let Some(link) = slot.link().filter(|link| *link < self.moment) else {
             return Ok(None);
         };
-        let view = match self.names.namespace.view(&roots.fork) {
+        let view = match self.names.namespace.view(root) {
             Err(Error::NotFound) => return Ok(None),
             view => view?,
         };
         let key = keys::shared_record(&keys::shared_inode(&view.dir.path, link));
         match view.snapshot.get(&key)? {
-            Some(_) => Ok(Some(self.names.numbers.ino(&roots.fork, slot, None)?)),
+            Some(_) => Ok(Some(self.names.numbers.ino(root, slot, None)?)),
             None => Ok(None),
         }
     }
 }
 
-/// The number of the place `at` in a run of the fork whose block begins with `base`, if the fork
-/// took that slot.
+/// The number of the slot `at` slots behind the first one of a run of the fork whose block begins
+/// with `base`, if that slot was taken when it was forked.
 fn in_run(pair: &Pair, run: Run, at: u64, base: u64) -> Option<Ino> {
-    let is_taken = run.first().0 + at < pair.fork.state.read().next_slot;
+    let is_taken = run.first().0 + at < pair.next_slot;
     is_taken.then_some(Ino(base + at))
 }

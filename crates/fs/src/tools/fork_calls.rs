@@ -85,7 +85,8 @@ pub enum ForkRequest {
     },
     /// Tell the numbers that files have in a fork in the directory that the call is made on, by
     /// those that they have in its source. The owner of the fork may ask, and a caller that may
-    /// read everything.
+    /// read everything. Files in directories that the caller may not search have none, and so do all
+    /// files of a fork without a base.
     Renumber {
         /// Its name.
         name: Vec<u8>,
@@ -307,6 +308,7 @@ fn list(
 
 /// The numbers in a fork for numbers in its source.
 fn renumbered(
+    forks: &Forks,
     (names, caller): (&Names, &Caller),
     fork: (&Arc<Inode>, &ForkRecord),
     dirs: &[OldNumbers],
@@ -315,7 +317,7 @@ fn renumbered(
     if len > NUMBERS_MAX {
         return Err(Error::Range);
     }
-    let Some(mut renumbering) = Renumbering::begin((names, caller), fork)? else {
+    let Some(mut renumbering) = Renumbering::begin(forks, (names, caller), fork)? else {
         return Ok(vec![0; len]);
     };
     let mut all = Vec::with_capacity(len);
@@ -386,7 +388,7 @@ pub fn answer_forks(
         }
         ForkRequest::Renumber { name, top, dirs } => {
             let (top, record) = forks.own_fork(caller, (dir, name), Ino(*top))?;
-            let numbers = renumbered((names, caller), (&top, &record), dirs)?;
+            let numbers = renumbered(forks, (names, caller), (&top, &record), dirs)?;
             Ok(ForkReply {
                 numbers: Some(numbers),
                 ..ForkReply::default()
