@@ -11,6 +11,7 @@
 
 use std::os::fd::OwnedFd;
 
+use ramet_block::failpoints::die_at;
 use ramet_fs::control::STAGE;
 use ramet_fs::{Replaced, STAGED_NAME, StageReply, StageRequest};
 use rustix::fs::{Mode, OFlags, RenameFlags, Stat, openat, renameat_with};
@@ -31,6 +32,12 @@ pub enum Ended {
     Unstaged,
     /// It is refused.
     Refused(Errno),
+}
+
+/// The end of a change that is made.
+fn done() -> Ended {
+    die_at("staged-renamed");
+    Ended::Done
 }
 
 /// The end of a change whose rename failed.
@@ -70,10 +77,13 @@ impl Change<'_> {
             dir: name,
             replaced,
         } = ask(self.dir, STAGE, &self.request)?;
+        die_at("staged");
         // A program that watches the directory does not hear of this.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let dir = openat(self.dir, &name, flags, Mode::empty())?;
+        die_at("staged-opened");
         let _: StageReply = ask(self.dir, STAGE, &StageRequest::Opened { dir: name })?;
+        die_at("staged-told");
         Ok((dir, replaced))
     }
 
@@ -96,7 +106,7 @@ pub fn copy(mut change: Change<'_>, token: impl Fn() -> Option<u64>) -> Ended {
             break;
         };
         match change.move_out(&staged, replaced) {
-            Ok(()) => return Ended::Done,
+            Ok(()) => return done(),
             Err(Errno::STALE | Errno::NOENT) => {}
             Err(Errno::EXIST) if change.replaces() => {}
             Err(e) => return refused(e),
@@ -121,7 +131,7 @@ pub fn remove(change: &Change<'_>, seen: &Stat) -> Ended {
     }
     let (name, flags) = (change.name(), RenameFlags::NOREPLACE);
     match renameat_with(change.dir, name, &staged, STAGED_NAME, flags) {
-        Ok(()) => Ended::Done,
+        Ok(()) => done(),
         Err(e) => refused(e),
     }
 }

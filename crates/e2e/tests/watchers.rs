@@ -695,6 +695,55 @@ fn a_command_that_is_killed_leaves_the_state_before_or_after() {
     bed.fsck();
 }
 
+/// Steps of a command at which it can be killed. Its change is made before the last one.
+#[cfg(failpoints)]
+const STEPS: [&str; 4] = ["staged", "staged-opened", "staged-told", "staged-renamed"];
+
+#[cfg(failpoints)]
+#[test]
+fn a_command_that_is_killed_at_any_step_leaves_nothing_staged() {
+    use std::os::unix::process::ExitStatusExt;
+    on_both(|mount| {
+        let root = mount.root();
+        make_tree(root, "one", "one");
+        make_tree(root, "two", "two");
+        let text = || fs::read_to_string(root.join("dst/a/b/f")).ok();
+        let [one, two] = ["one", "two"].map(|text| Some(text.to_owned()));
+        for (args, made) in [
+            (&["clone", "one", "dst"][..], &one),
+            (&["clone", "--replace", "two", "dst"], &two),
+            (&["clone", "--replace", "one", "dst"], &one),
+            (&["rm", "dst"], &None),
+        ] {
+            let before = text();
+            for step in STEPS {
+                let mut command = Command::new(ramet_bin());
+                let command = command.args(args).current_dir(root);
+                let mut child = Killed(command.env("RAMET_DIES_AT", step).spawn().unwrap());
+                let deadline = Instant::now() + Duration::from_secs(60);
+                let status = loop {
+                    if let Some(status) = child.0.try_wait().unwrap() {
+                        break status;
+                    }
+                    assert!(Instant::now() < deadline, "{args:?} ends at {step}");
+                    std::thread::sleep(Duration::from_millis(2));
+                };
+                assert_eq!(status.signal(), Some(9), "{args:?} at {step}: {status}");
+                let is_made = step == "staged-renamed";
+                let expected = if is_made { made } else { &before };
+                assert_eq!(&text(), expected, "{args:?} at {step}");
+                let names = fs::read_dir(root).unwrap().count();
+                assert_eq!(
+                    names,
+                    2 + usize::from(expected.is_some()),
+                    "{args:?} at {step}"
+                );
+            }
+        }
+        soon("no staged change is left", || staged_changes(mount) == 0);
+    });
+}
+
 #[test]
 fn a_daemon_that_dies_between_leaves_nothing_staged() {
     let (bed, mount, watchdog) = mounted("defaults");
