@@ -108,35 +108,89 @@ fn a_file_moved_into_a_clone_that_is_cloned_keeps_its_number_alone() {
 #[test]
 fn a_copy_with_the_number_of_a_dead_directory_does_not_show_its_pinned_numbers() {
     let (_, volume) = volume();
-    let (mut made, mut shared) = (HashMap::new(), 0);
-    for round in 0..200 {
-        // A file is pinned in a directory, that is copied, and the file leaves the directory.
-        let tree = make(&volume, ROOT_INO, "tree", Kind::Directory);
-        let file = make(&volume, ROOT_INO, "file", Kind::Regular);
-        rename(&volume, (ROOT_INO, "file"), (tree.ino, "file"));
-        clone(&volume, tree.ino, ROOT_INO, "copy");
-        let kept = format!("kept {round}");
-        rename(&volume, (tree.ino, "file"), (ROOT_INO, &kept));
-        remove(&volume, ROOT_INO, "tree");
-        volume.forget_all();
-        volume.sync_all().unwrap();
-        // The copy of the copy may have the number that the tree had.
+    let nest = make(&volume, ROOT_INO, "nest", Kind::Directory).ino;
+    let tree = make(&volume, nest, "tree", Kind::Directory);
+    let file = make(&volume, ROOT_INO, "file", Kind::Regular);
+    rename(&volume, (ROOT_INO, "file"), (tree.ino, "file"));
+    clone(&volume, tree.ino, ROOT_INO, "copy");
+    rename(&volume, (tree.ino, "file"), (ROOT_INO, "kept"));
+    // The pin in the copy names the tree, and the number of the tree comes back.
+    remove(&volume, ROOT_INO, "nest");
+    volume.forget_all();
+    volume.sync_all().unwrap();
+    let has_number = |heir: &u32| {
+        let heir = make(&volume, ROOT_INO, &format!("heir {heir}"), Kind::Directory).ino;
         let copy = look(&volume, ROOT_INO, "copy").ino;
-        clone(&volume, copy, ROOT_INO, &format!("copy {round}"));
-        remove(&volume, ROOT_INO, "copy");
-        volume.forget_all();
-        volume.sync_all().unwrap();
-        let last = look(&volume, ROOT_INO, &format!("copy {round}"));
-        shared += usize::from(made.contains_key(&last.ino) || last.ino == tree.ino);
-        made.insert(tree.ino, ());
-        let inside = look(&volume, last.ino, "file");
+        clone(&volume, copy, heir, "tree");
+        let copy = look(&volume, heir, "tree");
+        assert_ne!(identity(copy), identity(tree));
+        let inside = look(&volume, copy.ino, "file");
         assert_ne!(inside.ino, file.ino);
-        assert_eq!(identity(look(&volume, ROOT_INO, &kept)), identity(file));
-        remove(&volume, ROOT_INO, &format!("copy {round}"));
+        copy.ino == tree.ino
+    };
+    assert!(
+        (0..20).any(|heir| has_number(&heir)),
+        "the number comes back"
+    );
+    assert_eq!(identity(look(&volume, ROOT_INO, "kept")), identity(file));
+    check(&volume);
+}
+
+#[test]
+fn a_directory_with_the_number_of_a_dead_one_does_not_show_its_blocks() {
+    let (_, volume) = volume();
+    let make_all = |top: &str| {
+        let above = make(&volume, ROOT_INO, top, Kind::Directory).ino;
+        let names: Vec<_> = (0..60).map(|dir| dir.to_string()).collect();
+        let dirs = names
+            .iter()
+            .map(|dir| make(&volume, above, dir, Kind::Directory).ino);
+        let mut made = vec![above];
+        made.extend(dirs);
+        // A directory that was just made knows that it has no blocks. Others ask the table.
         volume.forget_all();
-        volume.sync_all().unwrap();
+        let above = look(&volume, ROOT_INO, top).ino;
+        for dir in &names {
+            let dir = look(&volume, above, dir).ino;
+            made.push(make(&volume, dir, "file", Kind::Regular).ino);
+        }
+        made
+    };
+    let old: HashSet<_> = make_all("old").into_iter().collect();
+    volume.forget_all();
+    volume.sync_all().unwrap();
+    let mut living = Vec::new();
+    remove(&volume, ROOT_INO, "old");
+    // The blocks of the old directories come back from the top down, a few with each request.
+    for round in 0..20 {
+        living.extend(make_all(&format!("new {round}")));
+        volume.forget_all();
     }
-    println!("{shared} copies had the number of an earlier directory");
+    volume.sync_all().unwrap();
+    living.extend(make_all("last"));
+    let again = living.iter().filter(|ino| old.contains(ino)).count();
+    let numbers: HashSet<_> = living.iter().collect();
+    assert_eq!(numbers.len(), living.len());
+    assert!(again > 60, "{again} numbers are given again");
+    check(&volume);
+}
+
+#[test]
+fn a_living_directory_keeps_the_block_of_an_inode_that_was_moved_away() {
+    let (_, volume) = volume();
+    let dir = make(&volume, ROOT_INO, "dir", Kind::Directory).ino;
+    let kept = make(&volume, dir, "kept", Kind::Regular);
+    rename(&volume, (dir, "kept"), (ROOT_INO, "kept"));
+    volume.forget_all();
+    for round in 0..2000 {
+        let name = format!("file {round}");
+        let dir = look(&volume, ROOT_INO, "dir").ino;
+        let made = make(&volume, dir, &name, Kind::Regular);
+        assert_ne!(made.ino, kept.ino);
+        volume.names().unlink(dir, name.as_bytes()).unwrap();
+        volume.forget_all();
+    }
+    assert_eq!(identity(look(&volume, ROOT_INO, "kept")), identity(kept));
     check(&volume);
 }
 
