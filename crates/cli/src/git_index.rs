@@ -436,7 +436,7 @@ impl<'a> Walk<'a> {
             2 | 3 if !is_long => rest.get(..told)?,
             // The zero lies near: paths are short.
             _ => {
-                let near = &rest[..rest.len().min(PATH_BYTES_MAX)];
+                let near = &rest[..rest.len().min(PATH_BYTES_MAX + 1)];
                 &near[..near.iter().position(|&byte| byte == 0)?]
             }
         };

@@ -104,7 +104,7 @@ fn random_entries(random: &mut Random, version: u32) -> Vec<Made> {
         .map(|_| {
             let part = |random: &mut Random| {
                 let len = if random.below(40) == 0 {
-                    4200
+                    1000
                 } else {
                     1 + random.below(12)
                 };
@@ -165,6 +165,21 @@ fn random_indexes_come_back_to_the_byte_and_change_in_their_numbers_alone() {
         assert_eq!(new.len(), bytes.len());
         let expected: Vec<_> = all.into_iter().map(|one| (one.path, one.number)).collect();
         assert_eq!(entries(&Index::parse(new).expect("it is right")), expected);
+    }
+}
+
+#[test]
+fn paths_are_as_long_as_git_can_use_them() {
+    for version in [2, 4] {
+        for len in [4094, 4095, 4096, 4097] {
+            let all = [made(&"p".repeat(len), 7), made("q", 8)];
+            let parsed = Index::parse(index(version, Hash::Sha1, &all, &[]));
+            let found = parsed.map(|index| entries(&index)[0].0.len());
+            match len <= 4096 {
+                true => assert_eq!(found, Ok(len)),
+                false => assert_eq!(found, Err(Refusal("its entries are damaged"))),
+            }
+        }
     }
 }
 
