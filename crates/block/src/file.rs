@@ -113,6 +113,7 @@ pub struct FileDevice {
     _below: Vec<File>,
     len_bytes: AtomicU64,
     access: Access,
+    is_block: bool,
     /// An image file on a host that gives out room beforehand.
     is_sparse: bool,
     /// Made for the first bulk write; `None` when the file takes none.
@@ -199,6 +200,7 @@ impl FileDevice {
         // `metadata().len()` is 0 for a block device; the end of the file is right for both.
         let len_bytes = file.seek(SeekFrom::End(0)).map_err(fail)?;
         let is_sparse = access == Access::ReadWrite && gives_room(&file).map_err(fail)?;
+        let found = file.metadata().map_err(fail)?;
         let ask_bytes = ask_bytes(&file).min(STEP);
         Ok(Self {
             fsync: Fsync::new(&file).map_err(fail)?,
@@ -206,6 +208,7 @@ impl FileDevice {
             _below: below,
             len_bytes: AtomicU64::new(len_bytes),
             access,
+            is_block: found.file_type().is_block_device(),
             is_sparse,
             write_behind: OnceLock::new(),
             reading_ahead: Arc::default(),
@@ -526,11 +529,23 @@ impl Device for FileDevice {
             return Ok(());
         }
         self.settle(addr, len_bytes);
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match rustix::fs::fallocate(&self.file, flags, addr, len_bytes) {
-            // A hint: where it is not supported, the space simply stays allocated.
-            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV) => Ok(()),
-            other => other.map_err(Into::into),
+        let done = if self.is_block {
+            ramet_sys::discard_blocks(&self.file, addr, len_bytes)
+        } else {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&self.file, flags, addr, len_bytes).map_err(Into::into)
+        };
+        match done.as_ref().err().and_then(Errno::from_io_error) {
+            // A hint: where it is not possible now, the space simply stays allocated.
+            Some(
+                Errno::OPNOTSUPP
+                | Errno::NOSYS
+                | Errno::NODEV
+                | Errno::NOTTY
+                | Errno::BUSY
+                | Errno::INTR,
+            ) => Ok(()),
+            _ => done,
         }
     }
 

@@ -9,6 +9,7 @@
 )]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
+mod block_discard;
 mod child;
 mod control_ioctl;
 mod covered;
@@ -22,6 +23,7 @@ mod revocable;
 mod scheduling;
 mod signals;
 
+pub use block_discard::discard_blocks;
 pub use child::{open_in_child, unmount_in_child};
 pub use control_ioctl::control_ioctl;
 pub use covered::{Cover, NotStarted, Place, Step, spawn_covered};
