@@ -86,6 +86,11 @@ fn sample_skeleton(store: &Store) -> Skeleton {
                 child: None,
             },
             Edge {
+                lo: key("cd"),
+                watermark: 3,
+                child: None,
+            },
+            Edge {
                 lo: key("pa"),
                 watermark: 2,
                 child: Some(child(4, 1, "t")),
@@ -133,13 +138,14 @@ fn skeleton_has_its_golden_bytes() {
     let bytes = sample_skeleton(&store).encode();
     let golden: &[&[u8]] = &[
         b"RSKL\x01\0\0\0",
-        b"\x03\0\0\0\x01\0\0\0",
+        b"\x04\0\0\0\x01\0\0\0",
         b"\x02\0\0\0\0\0\0\0",
-        b"\x01\x01q",
-        b"\x01a\x00\x01\x00\x00\x03\0\0\0\0\0\0\0\x00\xac\x02",
-        b"\x02cc\x03\x00",
-        b"\x02pa\x02\x01\x01\x01t\x04\0\0\0\0\0\0\0\x00\xac\x02",
-        b"\x05\0\0\0\0\0\0\0\x01\x01a\x01\x01q\x00\x00\x00\x28",
+        b"\x01\0\x01q",
+        b"\0\x01a\x00\x01\x00\x00\x06\x00\xac\x02",
+        b"\0\x02cc\x03\x00",
+        b"\x01\x01d\x03\x00",
+        b"\0\x02pa\x02\x01\x01\x01t\x02\x00\xac\x02",
+        b"\x02\x01\0\x01a\x01\0\x01q\x00\x00\x00\x28",
     ];
     assert_eq!(bytes, golden.concat());
     let again = decode(&store, &bytes).expect("an encoded skeleton decodes");
@@ -189,6 +195,24 @@ fn run_has_its_golden_bytes() {
         index.blocks[0].decode(Kind::Leaf, stored, None, 0).is_err(),
         "T5: a leaf holds puts only"
     );
+}
+
+/// A key that could share a byte more, or that shares more than there is, is no encoding.
+#[test]
+fn skeletons_have_one_encoding() {
+    let store = store();
+    let bytes = sample_skeleton(&store).encode();
+    let at = |needle: &[u8]| {
+        let found = bytes.windows(needle.len()).position(|part| part == needle);
+        found.expect("the bytes are pinned")
+    };
+    let cd = at(b"\x01\x01d");
+    for forged in [&b"\0\x02cd"[..], b"\x03\x01d"] {
+        let forged = [&bytes[..cd], forged, &bytes[cd + 3..]].concat();
+        assert!(decode(&store, &forged).is_none());
+    }
+    let same = [&bytes[..cd], b"\x01\x01d", &bytes[cd + 3..]].concat();
+    assert!(decode(&store, &same).is_some());
 }
 
 /// Every byte of every structure is set to a few other values: decoding gives an error or a sound

@@ -34,6 +34,8 @@ mod depth;
 mod error;
 #[cfg(test)]
 mod format_tests;
+#[cfg(test)]
+mod guest_tests;
 mod id_set;
 mod journal;
 mod key;

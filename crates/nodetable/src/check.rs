@@ -8,6 +8,7 @@
 //! - N6: the counters agree with the records.
 //! - N7: an extent that the allocator hands out is free in the map of the last commit.
 //! - N8: every copy of every page has the bytes that its pointer says.
+//! - N9: a guest lies in the extent of a node that it names, behind the bytes of that one.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -15,9 +16,9 @@ use ramet_block::PageRef;
 
 use crate::error::{Error, Result};
 use crate::page::Link;
-use crate::record::{Head, KeyKind, Meta, NodeId, parse_key, record_key};
+use crate::record::{Head, KeyKind, Meta, NodeId, NodeRecord, parse_key, record_key};
 use crate::scrub::BadPage;
-use crate::table::{NodeTable, TableRoots, Writer, read_record};
+use crate::table::{NodeTable, TableRoots, Writer, read_head, read_record};
 use crate::tree::ShadowTree;
 use crate::verify::{Violation, verify_free_map, verify_tree};
 
@@ -75,6 +76,7 @@ impl NodeTable {
                     let record =
                         record.ok_or_else(|| Error::corrupt("node record", id.0, "gone"))?;
                     taken.extend(record.extents());
+                    violations.extend(self.check_guest(writer, id, &record)?);
                     census.refs.insert(id, record.refs);
                     *census.meta.counter(record.kind) += 1;
                     census.meta.node_bytes +=
@@ -94,6 +96,28 @@ impl NodeTable {
         violations.extend(self.check_allocator(writer)?);
         violations.extend(self.check_copies(writer));
         Ok(violations)
+    }
+
+    /// N9.
+    fn check_guest(
+        &self,
+        writer: &Writer,
+        id: NodeId,
+        record: &NodeRecord,
+    ) -> Result<Option<Violation>> {
+        if record.offset == 0 {
+            return Ok(None);
+        }
+        for child in &record.children {
+            let carrier = read_head(&self.store, &writer.tree.root, *child)?;
+            let is_carrier = |carrier: Head| carrier.carries(record.extent, record.offset);
+            if carrier.is_some_and(is_carrier) {
+                return Ok(None);
+            }
+        }
+        let extent = record.extent;
+        let detail = format!("node {} lies in {extent}, which no child of it owns", id.0);
+        Ok(Some(Violation::new("N9", detail)))
     }
 
     /// N8. Trees that a commit has not written yet are left out.
@@ -193,6 +217,7 @@ mod tests {
         let node = |id, children: Vec<NodeId>| NewNode {
             id: NodeId(id),
             extent: table.space().alloc(4096).unwrap(),
+            offset: 0,
             copy: None,
             used_bytes: 4096,
             checksum: 1,
@@ -306,6 +331,101 @@ mod tests {
             table.store.space.lock().free_now(extent);
         });
         assert_eq!(got, ["N7"]);
+    }
+
+    /// A node of 100 bytes in a block, and one of 50 bytes behind it that names it.
+    fn carrier_and_guest(table: &NodeTable) -> Vec<NewNode> {
+        let carrier = NewNode {
+            id: NodeId(31),
+            extent: table.space().alloc(4096).unwrap(),
+            offset: 0,
+            copy: None,
+            used_bytes: 100,
+            checksum: 1,
+            kind: NodeKind::Segment,
+            height: 0,
+            children: vec![],
+        };
+        let guest = NewNode {
+            id: NodeId(32),
+            offset: 100,
+            used_bytes: 50,
+            kind: NodeKind::Skeleton,
+            height: 1,
+            children: vec![carrier.id],
+            ..carrier.clone()
+        };
+        vec![carrier, guest]
+    }
+
+    #[test]
+    fn the_extent_of_a_carrier_is_free_when_carrier_and_guest_have_gone() {
+        let table = table();
+        let commit = |new, root| {
+            let commit = table.commit(new, root, usize::MAX, &|_| false).unwrap();
+            table.committed(commit);
+            assert_eq!(table.check(&mut |_| {}).unwrap(), []);
+            table.stats().node_bytes
+        };
+        let before = commit(vec![], Some(NodeId(21)));
+        let new = carrier_and_guest(&table);
+        let place = new[0].extent;
+        let above = |id, children| NewNode {
+            id: NodeId(id),
+            extent: table.space().alloc(4096).unwrap(),
+            kind: NodeKind::Skeleton,
+            height: 2,
+            children,
+            ..new[0].clone()
+        };
+        let first = above(33, vec![NodeId(21), NodeId(32)]);
+        let all = [new.clone(), vec![first]].concat();
+        assert_eq!(commit(all, Some(NodeId(33))), before + 2 * 4096);
+        // The guest goes, and the carrier is named by another node.
+        let second = above(34, vec![NodeId(21), NodeId(31)]);
+        assert_eq!(commit(vec![second], Some(NodeId(34))), before + 2 * 4096);
+        assert!(table.get(NodeId(32)).unwrap().is_none());
+        assert!(!table.space().pin(place), "the carrier is there");
+        assert_eq!(commit(vec![], Some(NodeId(21))), before);
+        assert!(table.space().pin(place), "nobody is there");
+    }
+
+    #[test]
+    fn a_guest_in_free_space_is_refused() {
+        let table = table();
+        let new = carrier_and_guest(&table);
+        table.space().free_unpublished(new[0].extent);
+        let refused = table.commit(vec![new[1].clone()], Some(NodeId(21)), 0, &|_| false);
+        assert!(matches!(refused, Err(Error::Corrupt { .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn n9_a_guest_without_its_carrier() {
+        let forge = |change: fn(&mut Head)| {
+            found(|table, writer| {
+                let new = carrier_and_guest(table);
+                let mut space = Vec::new();
+                for node in &new {
+                    space.extend(node.extents().map(|extent| (extent, -1)));
+                    let (mut head, _) = Head::of(node, 1).unwrap();
+                    if node.offset > 0 {
+                        change(&mut head);
+                    }
+                    writer
+                        .tree
+                        .insert(&record_key(node.id), &head.encode())
+                        .unwrap();
+                }
+                writer.free_map.settle(space).unwrap();
+            })
+        };
+        // Nobody names the guest, and the counters do not count the two.
+        let beside = ["N2", "N6"];
+        assert_eq!(forge(|_| {}), beside);
+        let with = ["N9", "N2", "N6"];
+        assert_eq!(forge(|head| head.offset = 99), with);
+        assert_eq!(forge(|head| head.extent.addr += 4096), with);
+        assert_eq!(forge(|head| head.extent.len += 4096), with);
     }
 
     #[test]

@@ -217,9 +217,12 @@ impl Change<'_> {
         if root != old_root && root != 0 {
             *self.delta.entry(NodeId(root)).or_default() += 1;
         }
-        for node in new {
+        for node in &new {
             let refs = self.delta.remove(&node.id).unwrap_or(0);
-            self.insert(&node, refs.unsigned_abs())?;
+            self.insert(node, refs.unsigned_abs())?;
+        }
+        for guest in new.iter().filter(|node| node.offset > 0) {
+            self.check_guest(guest)?;
         }
         let mut doomed = Vec::new();
         if root != old_root && old_root != 0 {
@@ -238,23 +241,24 @@ impl Change<'_> {
 
     fn insert(&mut self, node: &NewNode, refs: u64) -> Result<()> {
         let wrong = |detail: String| Error::corrupt("new node", node.id.0, detail);
-        for extent in node.extents() {
+        let places = || [node.extent].into_iter().chain(node.extents());
+        for extent in places() {
             extent
                 .validate(self.store.usable())
                 .map_err(|error| wrong(error.to_string()))?;
         }
-        if u64::from(node.used_bytes) > node.extent.len || node.id.0 == 0 {
+        let end = u64::from(node.offset) + u64::from(node.used_bytes);
+        if end > node.extent.len || node.id.0 == 0 || node.offset > 0 && node.copy.is_some() {
             return Err(wrong(format!(
-                "{} bytes used of {}",
-                node.used_bytes, node.extent
+                "{} bytes used at {} of {}",
+                node.used_bytes, node.offset, node.extent
             )));
         }
         // Two owners of one place would be the worst of all: an extent that this table has not
         // given is refused.
         let free = {
             let space = self.store.space.lock();
-            node.extents()
-                .find(|extent| space.is_free_somewhere(*extent))
+            places().find(|extent| space.is_free_somewhere(*extent))
         };
         if let Some(extent) = free {
             return Err(wrong(format!("{extent} is not allocated")));
@@ -276,6 +280,21 @@ impl Change<'_> {
             self.set_zombie(node.id, true)?;
         }
         Ok(())
+    }
+
+    /// Checks that a node that a new guest names owns the extent, and ends before the guest.
+    fn check_guest(&self, guest: &NewNode) -> Result<()> {
+        // Segments come last in the list of children.
+        for child in guest.children.iter().rev() {
+            let child = read_head(self.store, &self.writer.tree.root, *child)?;
+            let carries = |head: Head| head.carries(guest.extent, guest.offset);
+            if child.is_some_and(carries) {
+                return Ok(());
+            }
+        }
+        let extent = guest.extent;
+        let detail = format!("N9: it lies in {extent}, which no child of it owns");
+        Err(Error::corrupt("new node", guest.id.0, detail))
     }
 
     fn set_zombie(&mut self, id: NodeId, is_zombie: bool) -> Result<()> {

@@ -26,6 +26,7 @@
 //! let leaf = NewNode {
 //!     id: NodeId(1),
 //!     extent,
+//!     offset: 0,
 //!     copy: None,
 //!     used_bytes: 10_000,
 //!     checksum: 42,

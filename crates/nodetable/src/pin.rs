@@ -81,6 +81,7 @@ mod tests {
         let leaf = NewNode {
             id: NodeId(id),
             extent: table.space().alloc(BLOCK_BYTES).unwrap(),
+            offset: 0,
             copy: None,
             used_bytes: 4096,
             checksum: 1,

@@ -1,15 +1,17 @@
 //! Records of the node table and their keys.
 //!
 //! ```text
-//! key 00                      counters and root:  see `Meta`
 //! key 01 | node u64 BE        record:             fixed part, then child bytes
 //! key 01 | node u64 BE | n    n-th continuation (1..=255) of child bytes that do not fit
 //! key 02 | node u64 BE        zombie:             empty value
+//! key 03                      counters and root:  see `Meta`. Behind the newest nodes: a commit
+//!                             changes their page in any case
 //!
-//! fixed part: kind u8, height u8, addr/4096 varint, len/4096 varint, used varint,
+//! fixed part: kind u8, height varint, addr/4096 varint, len/4096 varint, used varint,
 //!             checksum u64, refs varint, children varint, child bytes varint
 //!             kind + 128 says that the node is kept twice: addr/4096 of its second copy, varint,
 //!             follows the length
+//!             kind + 64 says that the node is a guest: its offset, varint, follows the length
 //! child bytes: per child the signed varint of its difference to the child before (first: to 0)
 //! ```
 
@@ -31,9 +33,11 @@ const _: () = assert!(PIECE_MAX == 1895);
 
 /// Added to the kind of a node that is kept twice.
 const KEPT_TWICE: u8 = 128;
+/// Added to the kind of a guest.
+const GUEST: u8 = 64;
 
 const RECORD: &str = "node record";
-const META_KEY: [u8; 1] = [0];
+const META_KEY: [u8; 1] = [3];
 
 /// Number of a node. Numbers are never used twice; 0 is never used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,10 +70,15 @@ impl NodeKind {
 }
 
 /// The table's record of a node.
+///
+/// A node owns its extent, but for a *guest*: a guest lies in the extent of its *carrier*, a node that
+/// it names. So the carrier lives as long as its guest, and the extent is free when the carrier has gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeRecord {
     /// Where its bytes are.
     pub extent: Extent,
+    /// Bytes of the extent before those of the node: 0 but for a guest.
+    pub offset: u32,
     /// First byte of its second copy, as long as the extent, if it is kept twice.
     pub copy: Option<u64>,
     /// How many bytes of the extent are in use.
@@ -93,6 +102,8 @@ pub struct NewNode {
     pub id: NodeId,
     /// Where its bytes are; allocated by this table and written by the caller.
     pub extent: Extent,
+    /// Bytes of the extent before those of the node: 0 but for a guest.
+    pub offset: u32,
     /// First byte of its second copy, as long as the extent, if it is kept twice; likewise.
     pub copy: Option<u64>,
     /// How many bytes of the extent are in use.
@@ -108,22 +119,37 @@ pub struct NewNode {
 }
 
 impl NodeRecord {
-    /// The extents of its copies, the first one first.
+    /// The extents that it owns, that of the first copy first; none of a guest.
     pub fn extents(&self) -> impl Iterator<Item = Extent> + use<> {
-        copies(self.extent, self.copy)
+        owned(self.extent, self.offset, self.copy)
+    }
+
+    /// Bytes of the extent that it owns, of one copy; 0 for a guest.
+    pub fn owned_bytes(&self) -> u64 {
+        owned_bytes(self.extent, self.offset)
     }
 }
 
 impl NewNode {
-    /// The extents of its copies, the first one first.
+    /// The extents that it owns, that of the first copy first; none of a guest.
     pub fn extents(&self) -> impl Iterator<Item = Extent> + use<> {
-        copies(self.extent, self.copy)
+        owned(self.extent, self.offset, self.copy)
+    }
+
+    /// Bytes of the extent that it owns, of one copy; 0 for a guest.
+    pub fn owned_bytes(&self) -> u64 {
+        owned_bytes(self.extent, self.offset)
     }
 }
 
-fn copies(extent: Extent, copy: Option<u64>) -> impl Iterator<Item = Extent> {
+fn owned(extent: Extent, offset: u32, copy: Option<u64>) -> impl Iterator<Item = Extent> {
     let copy = copy.map(|addr| Extent::new(addr, extent.len));
-    [Some(extent), copy].into_iter().flatten()
+    let first = (offset == 0).then_some(extent);
+    [first, copy].into_iter().flatten()
+}
+
+fn owned_bytes(extent: Extent, offset: u32) -> u64 {
+    if offset == 0 { extent.len } else { 0 }
 }
 
 fn key(space: u8, id: NodeId) -> [u8; 9] {
@@ -162,10 +188,10 @@ pub(crate) fn parse_key(key: &[u8]) -> Result<KeyKind> {
             .map(|bytes| NodeId(u64::from_be_bytes(bytes)))
     };
     let kind = match key {
-        [0] => Some(KeyKind::Meta),
         [1, rest @ ..] if rest.len() == 8 => id(rest).map(KeyKind::Record),
         [1, rest @ .., piece] => id(rest).map(|id| KeyKind::Piece(id, *piece)),
         [2, rest @ ..] => id(rest).map(KeyKind::Zombie),
+        [3] => Some(KeyKind::Meta),
         _ => None,
     };
     kind.ok_or_else(|| Error::corrupt("node table", 0, format!("unknown key {key:02x?}")))
@@ -175,6 +201,7 @@ pub(crate) fn parse_key(key: &[u8]) -> Result<KeyKind> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Head {
     pub extent: Extent,
+    pub offset: u32,
     pub copy: Option<u64>,
     pub used_bytes: u32,
     pub checksum: u64,
@@ -209,6 +236,7 @@ impl Head {
         let pieces = pieces.collect();
         let head = Self {
             extent: node.extent,
+            offset: node.offset,
             copy: node.copy,
             used_bytes: node.used_bytes,
             checksum: node.checksum,
@@ -222,9 +250,14 @@ impl Head {
         Ok((head, pieces))
     }
 
-    /// The extents of its copies, the first one first.
+    /// The extents that it owns, that of the first copy first; none of a guest.
     pub fn extents(&self) -> impl Iterator<Item = Extent> + use<> {
-        copies(self.extent, self.copy)
+        owned(self.extent, self.offset, self.copy)
+    }
+
+    /// Whether a guest may lie at `offset` of `extent`.
+    pub fn carries(&self, extent: Extent, offset: u32) -> bool {
+        self.offset == 0 && self.extent == extent && self.used_bytes <= offset
     }
 
     /// How many continuations the record has.
@@ -236,12 +269,16 @@ impl Head {
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::with_capacity(FIXED_MAX + self.first_piece.len());
         let twice = if self.copy.is_some() { KEPT_TWICE } else { 0 };
-        w.u8(self.kind as u8 | twice);
+        let guest = if self.offset > 0 { GUEST } else { 0 };
+        w.u8(self.kind as u8 | twice | guest);
         w.varint(self.height.into());
         w.varint(self.extent.addr / BLOCK_BYTES);
         w.varint(self.extent.len / BLOCK_BYTES);
         if let Some(copy) = self.copy {
             w.varint(copy / BLOCK_BYTES);
+        }
+        if self.offset > 0 {
+            w.varint(self.offset.into());
         }
         w.varint(self.used_bytes.into());
         w.u64(self.checksum);
@@ -255,7 +292,7 @@ impl Head {
     pub fn decode(id: NodeId, bytes: &[u8], usable: Extent) -> Result<Self> {
         let malformed = Error::malformed(RECORD, id.0);
         let head = Self::decode_fields(bytes).map_err(&malformed)?;
-        for extent in head.extents() {
+        for extent in [head.extent].into_iter().chain(head.extents()) {
             extent
                 .validate(usable)
                 .map_err(Error::extent(RECORD, id.0))?;
@@ -264,7 +301,7 @@ impl Head {
         let sane = head.child_bytes <= PIECE_MAX * PIECES_MAX
             && head.child_count <= head.child_bytes as u64
             && head.first_piece.len() == first
-            && u64::from(head.used_bytes) <= head.extent.len;
+            && u64::from(head.offset) + u64::from(head.used_bytes) <= head.extent.len;
         if !sane {
             return Err(Error::corrupt(
                 RECORD,
@@ -278,12 +315,18 @@ impl Head {
     fn decode_fields(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut r = Reader::new(bytes);
         let tag = r.u8()?;
-        let kind = NodeKind::from_tag(tag & !KEPT_TWICE)?;
-        let height = r.varint()?;
-        let height = u32::try_from(height).map_err(|_| DecodeError::TooLong {
-            len: height,
-            max: u32::MAX.into(),
-        })?;
+        let kind = NodeKind::from_tag(tag & !(KEPT_TWICE | GUEST))?;
+        if tag & KEPT_TWICE != 0 && tag & GUEST != 0 {
+            return Err(DecodeError::Value {
+                field: "node kind",
+                found: tag.into(),
+            });
+        }
+        let short = |len: u64| {
+            let max = u32::MAX.into();
+            u32::try_from(len).map_err(|_| DecodeError::TooLong { len, max })
+        };
+        let height = short(r.varint()?)?;
         let mut blocks = || {
             let blocks = r.varint()?;
             let too_long = DecodeError::TooLong {
@@ -294,11 +337,19 @@ impl Head {
         };
         let extent = Extent::new(blocks()?, blocks()?);
         let copy = (tag & KEPT_TWICE != 0).then(&mut blocks).transpose()?;
-        let used = r.varint()?;
-        let used_bytes = u32::try_from(used).map_err(|_| DecodeError::TooLong {
-            len: used,
-            max: u32::MAX.into(),
-        })?;
+        let offset = match tag & GUEST {
+            0 => 0,
+            _ => match short(r.varint()?)? {
+                0 => {
+                    return Err(DecodeError::Value {
+                        field: "offset of a guest",
+                        found: 0,
+                    });
+                }
+                offset => offset,
+            },
+        };
+        let used_bytes = short(r.varint()?)?;
         let checksum = r.u64()?;
         let refs = r.varint()?;
         let child_count = r.varint()?;
@@ -310,6 +361,7 @@ impl Head {
         let first_piece = r.take(r.remaining())?.to_vec();
         Ok(Self {
             extent,
+            offset,
             copy,
             used_bytes,
             checksum,
@@ -326,6 +378,7 @@ impl Head {
     pub fn without_children(&self) -> NodeRecord {
         NodeRecord {
             extent: self.extent,
+            offset: self.offset,
             copy: self.copy,
             used_bytes: self.used_bytes,
             checksum: self.checksum,
@@ -356,6 +409,7 @@ impl Head {
         r.finish().map_err(Error::malformed(RECORD, id.0))?;
         Ok(NodeRecord {
             extent: self.extent,
+            offset: self.offset,
             copy: self.copy,
             used_bytes: self.used_bytes,
             checksum: self.checksum,
@@ -452,6 +506,7 @@ mod tests {
         NewNode {
             id: NodeId(7),
             extent: Extent::new(0x20_0000, 0x3000),
+            offset: 0,
             copy: None,
             used_bytes: 0x2f01,
             checksum: 0x1122_3344_5566_7788,
@@ -464,17 +519,27 @@ mod tests {
     #[test]
     fn golden_bytes() {
         let (head, pieces) = Head::of(&node(vec![5, 6, 4, 4]), 3).unwrap();
-        let bytes = [
+        let golden = [
             3, 2, 0x80, 4, 3, 0x81, 0x5e, 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 3, 4, 4,
             10, 2, 3, 0,
         ];
-        assert_eq!((head.encode(), pieces.len()), (bytes.to_vec(), 0));
+        assert_eq!((head.encode(), pieces.len()), (golden.to_vec(), 0));
         let twice = NewNode {
             copy: Some(0x30_0000),
             ..node(vec![5, 6, 4, 4])
         };
         let (head, _) = Head::of(&twice, 3).unwrap();
-        let bytes = [&[0x83, 2, 0x80, 4, 3, 0x80, 6], &bytes[5..]].concat();
+        let bytes = [&[0x83, 2, 0x80, 4, 3, 0x80, 6], &golden[5..]].concat();
+        assert_eq!(head.encode(), bytes);
+        assert_eq!(Head::decode(NodeId(7), &bytes, USABLE).unwrap(), head);
+        let guest = NewNode {
+            offset: 0x81,
+            used_bytes: 0x2f01,
+            ..node(vec![5, 6, 4, 4])
+        };
+        let (head, _) = Head::of(&guest, 3).unwrap();
+        assert_eq!(head.extents().count(), 0);
+        let bytes = [&[0x43, 2, 0x80, 4, 3, 0x81, 1, 0x81, 0x5e], &golden[7..]].concat();
         assert_eq!(head.encode(), bytes);
         assert_eq!(Head::decode(NodeId(7), &bytes, USABLE).unwrap(), head);
         let high = NewNode {
@@ -492,6 +557,29 @@ mod tests {
     }
 
     #[test]
+    fn forged_guests_are_corrupt() {
+        let guest = |offset| NewNode {
+            offset,
+            ..node(vec![5])
+        };
+        let decode = |bytes: &[u8]| Head::decode(NodeId(7), bytes, USABLE);
+        let good = Head::of(&guest(0xff), 1).unwrap().0.encode();
+        assert_eq!(decode(&good).unwrap().offset, 0xff);
+        // One byte more does not fit the extent.
+        let long = Head::of(&guest(0x100), 1).unwrap().0.encode();
+        let mut twice = good.clone();
+        twice[0] |= KEPT_TWICE;
+        let mut at_front = good.clone();
+        at_front[5..7].copy_from_slice(&[0x80, 0]);
+        let mut outside = Head::of(&node(vec![5]), 1).unwrap().0;
+        outside.offset = 1;
+        outside.extent.addr = USABLE.end();
+        for forged in [long, twice, at_front, outside.encode()] {
+            assert!(decode(&forged).is_err(), "{forged:x?}");
+        }
+    }
+
+    #[test]
     fn keys_parse_back() {
         let id = NodeId(0x0102_0304_0506_0708);
         assert_eq!(parse_key(&Meta::KEY).unwrap(), KeyKind::Meta);
@@ -500,10 +588,11 @@ mod tests {
         assert_eq!(parse_key(&zombie_key(id)).unwrap(), KeyKind::Zombie(id));
         for bad in [
             &[][..],
-            &[3],
+            &[4],
+            &[0],
             &[1, 2],
             &[2, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-            &[0, 0],
+            &[3, 3],
         ] {
             assert!(
                 matches!(parse_key(bad), Err(Error::Corrupt { .. })),

@@ -83,6 +83,7 @@ mod tests {
         NewNode {
             id: NodeId(id),
             extent: table.space().alloc(4096).unwrap(),
+            offset: 0,
             copy: None,
             used_bytes: 4096,
             checksum: 1,

@@ -160,12 +160,13 @@ impl NodeTable {
         let mut zombies = BTreeSet::new();
         for entry in tree.range(&zombie_key(NodeId(0))) {
             match parse_key(&entry?.0)? {
-                KeyKind::Zombie(id) => zombies.insert(id),
+                KeyKind::Zombie(id) => drop(zombies.insert(id)),
+                KeyKind::Meta => {}
                 other => {
                     let detail = format!("{other:?} among the zombies");
                     return Err(Error::corrupt("node table", 0, detail));
                 }
-            };
+            }
         }
         let writer = Writer {
             meta,

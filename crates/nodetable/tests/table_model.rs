@@ -45,6 +45,7 @@ fn node(table: &NodeTable, id: u64, len: u64, children: &[u64]) -> NewNode {
     NewNode {
         id: NodeId(id),
         extent: table.space().alloc(len).unwrap(),
+        offset: 0,
         copy: None,
         used_bytes: len as u32,
         checksum: id * 7,
@@ -344,6 +345,7 @@ fn a_commit_into_a_full_volume_lives_on_the_reserve() {
         new.push(NewNode {
             id,
             extent,
+            offset: 0,
             copy: None,
             used_bytes: 1,
             checksum: 0,
@@ -359,6 +361,7 @@ fn a_commit_into_a_full_volume_lives_on_the_reserve() {
     new.push(NewNode {
         id,
         extent,
+        offset: 0,
         copy: None,
         used_bytes: 1,
         checksum: 0,

@@ -238,7 +238,7 @@ impl<'a> Walk<'a> {
                 continue;
             }
             let record = self.record(id)?;
-            self.usage.shared_bytes += record.extent.len;
+            self.usage.shared_bytes += record.owned_bytes();
             shared.extend(record.children);
         }
         Ok(())
@@ -261,7 +261,7 @@ impl<'a> Walk<'a> {
             }
             exclusive.insert(id);
             self.counted.remove(&id);
-            self.usage.exclusive_bytes += record.extent.len;
+            self.usage.exclusive_bytes += record.owned_bytes();
             for child in record.children {
                 self.reach(child, true);
                 todo.push(child);

@@ -35,13 +35,32 @@ impl Kind {
     }
 }
 
-/// The place of the bytes of a node.
+/// The place of the bytes of a node. A node owns its extent, but for a *guest*, which lies in the
+/// extent of one of its segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) extent: Extent,
+    /// Bytes of the extent before the node: 0 but for a guest.
+    pub(crate) offset: u32,
     pub(crate) used_bytes: u32,
     /// Checksum of the whole node, or of the front part of a run.
     pub(crate) checksum: u64,
+}
+
+impl Place {
+    /// The first byte of the node.
+    pub(crate) fn addr(&self) -> u64 {
+        self.extent.addr + u64::from(self.offset)
+    }
+
+    pub(crate) fn is_guest(&self) -> bool {
+        self.offset > 0
+    }
+
+    /// Bytes of the extent, if the node owns it; 0 for a guest.
+    pub(crate) fn owned_bytes(&self) -> u64 {
+        if self.is_guest() { 0 } else { self.extent.len }
+    }
 }
 
 /// The stage of a node on its way to the device.

@@ -34,7 +34,7 @@ use crate::key::range::{KeyRange, min_hi};
 use crate::key::translation::Translation;
 use crate::node::handle::{ALLOCATION_BYTES, HANDLE_BYTES, Handle};
 use crate::node::wire::{
-    MALFORMED, put_hi, put_key, put_translation, take_bytes, take_height, take_hi, take_translation,
+    MALFORMED, NearReader, NearWriter, put_translation, take_height, take_translation,
 };
 
 const SKELETON_MAGIC: u32 = u32::from_le_bytes(*b"RSKL");
@@ -357,26 +357,27 @@ impl Skeleton {
         w.u32(u32::try_from(self.edges.len()).expect("edges of a node fit 32 bits"));
         w.u32(u32::try_from(self.segs.len()).expect("segments of a node fit 32 bits"));
         w.u64(self.next_ord);
-        put_hi(&mut w, self.hi.as_ref());
+        let mut near = NearWriter::default();
+        near.put_hi(&mut w, self.hi.as_ref());
         for edge in &self.edges {
-            put_key(&mut w, &edge.lo);
+            near.put_key(&mut w, &edge.lo);
             w.varint(edge.watermark);
             match &edge.child {
                 None => w.u8(0),
                 Some(child) => {
                     w.u8(1);
                     put_translation(&mut w, &child.translation);
-                    w.u64(child.node.id().0);
+                    near.put_node(&mut w, child.node.id().0);
                     w.varint(child.node.height().into());
                     w.varint(child.live_bytes);
                 }
             }
         }
         for seg in &self.segs {
-            w.u64(seg.run.id().0);
+            near.put_node(&mut w, seg.run.id().0);
             w.varint(seg.ord);
-            put_key(&mut w, &seg.clip.lo);
-            put_hi(&mut w, seg.clip.hi.as_ref());
+            near.put_key(&mut w, &seg.clip.lo);
+            near.put_hi(&mut w, seg.clip.hi.as_ref());
             put_translation(&mut w, &seg.translation);
             w.varint(seg.goto_height.into());
             w.varint(seg.bytes);
@@ -401,7 +402,8 @@ impl Skeleton {
         {
             return Err(MALFORMED);
         }
-        let hi = take_hi(&mut r)?;
+        let mut near = NearReader::default();
+        let hi = near.take_hi(&mut r)?;
         let mut node = Skeleton {
             height,
             hi,
@@ -410,7 +412,7 @@ impl Skeleton {
             next_ord,
         };
         for _ in 0..edges {
-            let edge = Edge::decode(&mut r, height, handle)?;
+            let edge = Edge::decode((&mut r, &mut near), height, handle)?;
             if node.edges.last().is_some_and(|last| last.lo >= edge.lo) {
                 return Err(MALFORMED);
             }
@@ -425,7 +427,7 @@ impl Skeleton {
             }
         }
         for _ in 0..segs {
-            let seg = SegRef::decode(&mut r, run)?;
+            let seg = SegRef::decode((&mut r, &mut near), run)?;
             let is_ordered = |last: &SegRef| last.comes_before(seg.ord, &seg.clip);
             if !node.segs.last().is_none_or(is_ordered)
                 || seg.ord >= next_ord
@@ -446,17 +448,18 @@ impl Skeleton {
 impl Edge {
     /// Decodes an edge of a node of `height`; `handle` finds the node of the child.
     fn decode(
-        r: &mut Reader<'_>,
+        (r, near): (&mut Reader<'_>, &mut NearReader),
         height: u32,
         handle: &mut dyn FnMut(u64, u32) -> Option<Arc<Handle>>,
     ) -> Result<Self, DecodeError> {
-        let lo = Bytes::copy_from_slice(take_bytes(r)?);
+        let lo = near.take_key(r)?;
         let watermark = r.varint()?;
         let child = match r.u8()? {
             0 => None,
             1 => {
                 let translation = take_translation(r)?;
-                let (id, child_height, live_bytes) = (r.u64()?, take_height(r)?, r.varint()?);
+                let id = near.take_node(r)?;
+                let (child_height, live_bytes) = (take_height(r)?, r.varint()?);
                 if child_height >= height {
                     return Err(MALFORMED);
                 }
@@ -479,12 +482,12 @@ impl Edge {
 impl SegRef {
     /// Decodes a reference to a segment; `run` finds its node.
     fn decode(
-        r: &mut Reader<'_>,
+        (r, near): (&mut Reader<'_>, &mut NearReader),
         run: &mut dyn FnMut(u64) -> Option<Arc<Handle>>,
     ) -> Result<Self, DecodeError> {
-        let (id, ord) = (r.u64()?, r.varint()?);
-        let lo = Bytes::copy_from_slice(take_bytes(r)?);
-        let clip = KeyRange::new(lo, take_hi(r)?);
+        let (id, ord) = (near.take_node(r)?, r.varint()?);
+        let lo = near.take_key(r)?;
+        let clip = KeyRange::new(lo, near.take_hi(r)?);
         let translation = take_translation(r)?;
         let (goto_height, bytes) = (take_height(r)?, r.varint()?);
         if clip.is_empty() || !clip.shares_prefix(translation.strip) {

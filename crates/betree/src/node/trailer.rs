@@ -5,6 +5,9 @@
 //! checksum is seeded with a random number of the volume that is told nowhere else. So bytes of a
 //! file that look like a trailer, as those of an image of a volume, are not taken for one.
 //!
+//! A guest lies in the extent of its carrier. The trailer of the guest ends where that of the
+//! carrier begins.
+//!
 //! A node never changes, and ids are used again only for nodes that no checkpoint named: by an
 //! opening after a crash. The trailer with the greatest number of the opening is then the right one.
 
@@ -59,11 +62,20 @@ impl Trailer {
         w.u32(self.place.used_bytes);
         w.u64(self.place.checksum);
         w.u32(self.height);
-        w.u32(0);
+        w.u32(self.place.offset);
         let mut bytes = w.into_vec();
         let sum = sum(seed, &bytes[8..]);
         bytes[..8].copy_from_slice(&sum.to_le_bytes());
         bytes
+    }
+
+    /// The trailers at the end of `block`: that of the node that owns it, and that of its guest.
+    pub(crate) fn decode_all(seed: u64, block: &[u8]) -> [Option<Self>; 2] {
+        let is = |is_guest: bool| move |found: &Self| found.place.is_guest() == is_guest;
+        let owner = Self::decode(seed, block).filter(is(false));
+        let before = &block[..block.len().saturating_sub(TRAILER_BYTES)];
+        let guest = Self::decode(seed, before).filter(is(true));
+        [owner, guest]
     }
 
     /// The trailer at the end of `block`; `None` when there is none.
@@ -86,13 +98,14 @@ impl Trailer {
         let reserved = r.take(3).ok()?;
         let (id, opening, addr) = (r.u64().ok()?, r.u64().ok()?, r.u64().ok()?);
         let (blocks, used_bytes) = (r.u32().ok()?, r.u32().ok()?);
-        let (checksum, height, rest) = (r.u64().ok()?, r.u32().ok()?, r.u32().ok()?);
+        let (checksum, height, offset) = (r.u64().ok()?, r.u32().ok()?, r.u32().ok()?);
         let extent = Extent::new(addr, u64::from(blocks) * BLOCK_BYTES);
+        let trailers = TRAILER_BYTES as u64 * if offset == 0 { 1 } else { 2 };
         let is_sound = *reserved == [0; 3]
-            && rest == 0
             && id > 0
             && (kind == Kind::Skeleton) == (height > 0)
-            && u64::from(used_bytes) + TRAILER_BYTES as u64 <= extent.len;
+            && (kind == Kind::Skeleton || offset == 0)
+            && u64::from(offset) + u64::from(used_bytes) + trailers <= extent.len;
         is_sound.then_some(Self {
             id: NodeId(id),
             opening,
@@ -100,6 +113,7 @@ impl Trailer {
             height,
             place: Place {
                 extent,
+                offset,
                 used_bytes,
                 checksum,
             },
@@ -119,6 +133,7 @@ mod tests {
             height: 2,
             place: Place {
                 extent: Extent::new(0x20_0000, 0x3000),
+                offset: 0,
                 used_bytes: 0x2f01,
                 checksum: 0x1122_3344_5566_7788,
             },
@@ -144,6 +159,56 @@ mod tests {
             ..trailer()
         };
         assert_eq!(Trailer::decode(9, &high.encode(9)), Some(high));
+    }
+
+    #[test]
+    fn a_block_has_the_trailers_of_its_owner_and_of_a_guest() {
+        let guest = Trailer {
+            place: Place {
+                offset: 0xf7,
+                used_bytes: 0x2e8a,
+                ..trailer().place
+            },
+            ..trailer()
+        };
+        let words: Vec<String> = guest.encode(9)[56..]
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        assert_eq!(words.concat(), "02000000f7000000");
+        assert_eq!(
+            Trailer::decode(9, &guest.encode(9)),
+            None,
+            "a byte too long"
+        );
+        let guest = Trailer {
+            place: Place {
+                used_bytes: 0x2e89,
+                ..guest.place
+            },
+            ..guest
+        };
+        let owner = Trailer {
+            kind: Kind::Segment,
+            height: 0,
+            ..trailer()
+        };
+        let block = |parts: &[Vec<u8>]| {
+            let mut block = vec![0; BLOCK_BYTES as usize];
+            let parts = parts.concat();
+            let at = block.len() - parts.len();
+            block[at..].copy_from_slice(&parts);
+            Trailer::decode_all(9, &block)
+        };
+        let (first, last) = (guest.encode(9), owner.encode(9));
+        assert_eq!(
+            block(&[first.clone(), last.clone()]),
+            [Some(owner), Some(guest)]
+        );
+        assert_eq!(block(&[vec![0; 64], last.clone()]), [Some(owner), None]);
+        // Trailers in the place of the other one are none.
+        assert_eq!(block(&[last.clone(), first]), [None, None]);
+        assert_eq!(block(&[last.clone(), last]), [Some(owner), None]);
     }
 
     #[test]

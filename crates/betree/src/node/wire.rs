@@ -51,8 +51,78 @@ pub(crate) fn take_height(r: &mut Reader<'_>) -> std::result::Result<u32, Decode
     u32::try_from(r.varint()?).map_err(|_| MALFORMED)
 }
 
-pub(crate) fn put_key(w: &mut Writer, key: &[u8]) {
-    put_bytes(w, key);
+/// Most bytes of the key before that a key is told with. So a decoder allocates no more than 255
+/// bytes of keys for two that it reads.
+const SHARED_MAX: usize = 255;
+
+/// Writes the keys and the numbers of nodes of a skeleton: each is told by its difference to the one
+/// before.
+#[derive(Default)]
+pub(crate) struct NearWriter {
+    key: Bytes,
+    node: u64,
+}
+
+impl NearWriter {
+    pub(crate) fn put_key(&mut self, w: &mut Writer, key: &Bytes) {
+        let shared = shared_bytes(&self.key, key);
+        w.u8(u8::try_from(shared).expect("it is at most 255"));
+        put_bytes(w, &key[shared..]);
+        self.key = key.clone();
+    }
+
+    pub(crate) fn put_hi(&mut self, w: &mut Writer, hi: Option<&Bytes>) {
+        w.u8(u8::from(hi.is_some()));
+        if let Some(hi) = hi {
+            self.put_key(w, hi);
+        }
+    }
+
+    pub(crate) fn put_node(&mut self, w: &mut Writer, node: u64) {
+        w.signed(node.wrapping_sub(self.node).cast_signed());
+        self.node = node;
+    }
+}
+
+/// Reads the keys and numbers of a [`NearWriter`].
+#[derive(Default)]
+pub(crate) struct NearReader {
+    key: Bytes,
+    node: u64,
+}
+
+impl NearReader {
+    pub(crate) fn take_key(&mut self, r: &mut Reader<'_>) -> Result<Bytes, DecodeError> {
+        let shared = usize::from(r.u8()?);
+        let rest = take_bytes(r)?;
+        let first = self.key.get(..shared).ok_or(MALFORMED)?;
+        let key = Bytes::from([first, rest].concat());
+        // Each skeleton has one encoding.
+        if shared != shared_bytes(&self.key, &key) {
+            return Err(MALFORMED);
+        }
+        self.key = key.clone();
+        Ok(key)
+    }
+
+    pub(crate) fn take_hi(&mut self, r: &mut Reader<'_>) -> Result<Option<Bytes>, DecodeError> {
+        match r.u8()? {
+            0 => Ok(None),
+            1 => self.take_key(r).map(Some),
+            _ => Err(MALFORMED),
+        }
+    }
+
+    pub(crate) fn take_node(&mut self, r: &mut Reader<'_>) -> Result<u64, DecodeError> {
+        self.node = self.node.wrapping_add(r.signed()?.cast_unsigned());
+        Ok(self.node)
+    }
+}
+
+/// Length of the longest common prefix of up to [`SHARED_MAX`] bytes.
+fn shared_bytes(a: &[u8], b: &[u8]) -> usize {
+    let both = a.iter().zip(b).take(SHARED_MAX);
+    both.take_while(|(a, b)| a == b).count()
 }
 
 /// A structure contradicts an invariant of the format.

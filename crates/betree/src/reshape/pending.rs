@@ -103,8 +103,8 @@ impl<'a> Survey<'a> {
     /// Bytes that a node takes on the device; 0 for one that is in memory only.
     pub(crate) fn stored_bytes(&self, node: &Handle) -> Result<u64> {
         Ok(match node.unrecorded_place() {
-            Some(place) => place.extent.len,
-            None => self.table.get(node.id())?.map_or(0, |r| r.extent.len),
+            Some(place) => place.owned_bytes(),
+            None => self.table.get(node.id())?.map_or(0, |r| r.owned_bytes()),
         })
     }
 

@@ -193,6 +193,7 @@ impl Handles {
         Some(NewNode {
             id: handle.id(),
             extent: place.extent,
+            offset: place.offset,
             copy: None,
             used_bytes: place.used_bytes,
             checksum: place.checksum,
@@ -232,6 +233,7 @@ impl Handles {
         }
         let place = Place {
             extent: record.extent,
+            offset: record.offset,
             used_bytes: record.used_bytes,
             checksum: record.checksum,
         };
@@ -284,6 +286,8 @@ impl Owner for Handles {
             ) if !failpoints::is_on(Fault::PinnedLeafFreedAtOnce) => {
                 self.deferred.push(place.extent);
             }
+            // The contents of a guest refer to its carrier, whose end frees the extent.
+            (Contents::Written { .. }, Some(place)) if place.is_guest() => {}
             (Contents::Written { .. }, Some(place)) => {
                 self.table.space().free_unpublished(place.extent)
             }

@@ -55,11 +55,11 @@ struct Short<'a> {
 
 impl Short<'_> {
     fn start(&self) -> u64 {
-        self.place.extent.addr
+        self.place.addr()
     }
 
     fn end(&self) -> u64 {
-        self.place.extent.addr + u64::from(self.place.used_bytes)
+        self.place.addr() + u64::from(self.place.used_bytes)
     }
 }
 

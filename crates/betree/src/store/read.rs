@@ -33,7 +33,7 @@ fn verify(bytes: &[u8], place: &Place, what: &'static str) -> Result<()> {
     let detail = format!("checksum {found:016x}, expected {:016x}", place.checksum);
     Err(Error::Corrupt {
         what,
-        addr: place.extent.addr,
+        addr: place.addr(),
         detail,
     })
 }
@@ -61,7 +61,7 @@ fn front_len(place: &Place, bytes: &[u8]) -> Result<usize> {
 fn malformed(what: &'static str, place: &Place, why: &DecodeError) -> Error {
     Error::Corrupt {
         what,
-        addr: place.extent.addr,
+        addr: place.addr(),
         detail: format!("malformed, though its checksum holds: {why}"),
     }
 }
@@ -81,7 +81,7 @@ impl NodeCache {
         }
         let loaded = self.cached((handle.id().0, 0), || {
             let place = self.handles.place(handle)?;
-            let first = self.skeleton_at(handle, &place, place.extent.addr);
+            let first = self.skeleton_at(handle, &place, place.addr());
             let node = or_second(first, || {
                 let second = self.root_copies.second(handle)?;
                 let node = self.skeleton_at(handle, &place, second).ok()?;
@@ -114,7 +114,7 @@ impl NodeCache {
             return Ok(Vec::new());
         };
         let place = self.handles.place(handle)?;
-        let copies = [place.extent.addr, second];
+        let copies = [place.addr(), second];
         let bad = |addr| {
             let read = self.skeleton_at(handle, &place, addr);
             read.err().map(|error| (addr, error))

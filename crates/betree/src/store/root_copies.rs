@@ -38,7 +38,9 @@ impl RootCopies {
     pub(crate) fn wanted_bytes(&self, root: &Handle) -> u64 {
         match self.table.copies() {
             MetadataCopies::One => 0,
-            MetadataCopies::Two => root.unrecorded_place().map_or(0, |place| place.extent.len),
+            MetadataCopies::Two => root
+                .unrecorded_place()
+                .map_or(0, |place| place.owned_bytes()),
         }
     }
 

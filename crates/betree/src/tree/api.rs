@@ -14,6 +14,7 @@ use crate::read::diff::{Diff, Span};
 use crate::shape::Seq;
 use crate::stats::Stats;
 use crate::tree::batch::{Batch, batch_bytes, check};
+use crate::tree::checkpoint::close;
 use crate::tree::ingest::Ingest;
 use crate::tree::inner::Inner;
 use crate::tree::record;
@@ -317,9 +318,10 @@ impl Tree {
         self.inner.root.live_bytes(self.window.span(span).keys())
     }
 
-    /// Writes a last checkpoint and ends the background work. Later changes fail with `Poisoned`. A
-    /// tree whose last handle is dropped without it is made durable too, by a sync: the next open
-    /// takes longer then, and errors go to the log. A tree that was shut down stays as it is.
+    /// Writes a last checkpoint, or a superblock when nothing changed since the last one, and ends
+    /// the background work. Later changes fail with `Poisoned`. A tree whose last handle is dropped
+    /// without it is made durable too, by a sync: the next open takes longer then, and errors go to
+    /// the log. A tree that was shut down stays as it is.
     ///
     /// # Errors
     /// As [`Tree::checkpoint`].
@@ -364,7 +366,7 @@ impl Inner {
             return Ok(());
         }
         self.failure.check_alive()?;
-        let done = match self.checkpointer.checkpoint_as(true) {
+        let done = match close(&self.checkpointer) {
             // Nothing is lost as long as the journal holds the batches.
             Err(Error::NoSpace) => self.checkpointer.sync(),
             Err(error) if error.is_of_a_read() => self.checkpointer.sync(),

@@ -13,7 +13,6 @@
 //! table. So nodes of both checkpoints are never visited. A crash before step 4 is durable finds
 //! the old state whole.
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -26,7 +25,6 @@ use ramet_nodetable::{Commit, NewNode, NodeId};
 use crate::error::{Error, Result, io_error};
 use crate::journal::journal::Journal;
 use crate::node::handle::Handle;
-use crate::node::message::RangeMsg;
 use crate::paths::StructuralPath;
 use crate::shape::Seq;
 use crate::store::fragments::Fragments;
@@ -35,6 +33,7 @@ use crate::sync::{Mutex, TimedMutex};
 use crate::tree::clones::Clones;
 use crate::tree::failure::Failure;
 use crate::tree::root::Root;
+use crate::tree::write_fresh::write_fresh;
 
 /// Time after a checkpoint that failed at a read before the keeper tries again.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
@@ -248,7 +247,7 @@ impl Checkpointer {
         self.poison_after(written)
     }
 
-    fn poison_after(&self, written: Result<()>) -> Result<()> {
+    fn poison_after<T>(&self, written: Result<T>) -> Result<T> {
         written.inspect_err(|error| {
             if !error.lets_writing_go_on() {
                 self.failure.poison(error);
@@ -491,7 +490,7 @@ impl Checkpointer {
         // No page is shadowed twice, though full pages split. A small volume has room for all
         // pages, and may have no more than that. The space of a reclaimed node is one more hole in
         // the map.
-        let nodes = space.node_bytes + new.iter().map(|node| node.extent.len).sum::<u64>();
+        let nodes = space.node_bytes + new.iter().map(|node| node.owned_bytes()).sum::<u64>();
         let pages = space.allocated.saturating_sub(nodes);
         let certain = (pages + pages / 2).checked_add(copies * PAGES_NEW * BLOCK_BYTES + records);
         if space.host_free.is_some() {
@@ -527,60 +526,39 @@ impl Checkpointer {
     }
 }
 
-/// Writes every node below `root` that is in memory only, and returns all nodes that no checkpoint
-/// names yet, children before parents.
-fn write_fresh(
-    store: &Store,
-    root: &Arc<Handle>,
-    fragments: &mut Fragments,
-) -> Result<Vec<Arc<Handle>>> {
-    enum Step {
-        Enter(Arc<Handle>),
-        Leave(Arc<Handle>),
+/// Makes the state durable for a volume that is closed properly: with a checkpoint, or with a
+/// superblock alone when the last checkpoint holds all there is.
+///
+/// # Errors
+/// As [`Checkpointer::checkpoint_as`].
+pub(crate) fn close(all: &Checkpointer) -> Result<()> {
+    let closed = all.failure.poisoning(|| write_clean_superblock(all));
+    if all.poison_after(closed)? {
+        return Ok(());
     }
-    let mut done = Vec::new();
-    let mut seen = HashSet::new();
-    let mut steps = vec![Step::Enter(root.clone())];
-    while let Some(step) = steps.pop() {
-        match step {
-            Step::Leave(handle) => {
-                store.write_back.write_back(&handle, fragments)?;
-                done.extend(
-                    fragments
-                        .get(&handle.id())
-                        .into_iter()
-                        .flatten()
-                        .map(|fragment| fragment.run.clone()),
-                );
-                done.push(handle);
-            }
-            Step::Enter(handle) => {
-                if handle.is_recorded() || !seen.insert(handle.id()) {
-                    continue;
-                }
-                let children: Vec<Arc<Handle>> =
-                    if let Some(node) = store.handles.dirty.skeleton(&handle) {
-                        node.children().cloned().collect()
-                    } else if let Some(run) = store.handles.dirty.run(&handle) {
-                        let gotos = run.ranges().filter_map(|(_, e)| match &e.msg {
-                            RangeMsg::Goto(target) => Some(target.node.clone()),
-                            RangeMsg::Null => None,
-                        });
-                        gotos.collect()
-                    } else {
-                        store
-                            .handles
-                            .dirty
-                            .written_children(&handle)
-                            .unwrap_or_default()
-                    };
-                steps.push(Step::Leave(handle));
-                // In key order: scans go forwards.
-                steps.extend(children.into_iter().rev().map(Step::Enter));
-            }
-        }
+    all.checkpoint_as(true)
+}
+
+/// Marks the last checkpoint as that of a volume that was closed, unless something changed since.
+/// Returns whether it did.
+fn write_clean_superblock(all: &Checkpointer) -> Result<bool> {
+    let mut sb = all.superblock.lock();
+    all.failure.check_alive()?;
+    let root = all.root.state.lock().root.clone();
+    let is_same = root.is_recorded() && root.id().0 == sb.root_node;
+    let has_news = all.has_to_checkpoint()
+        || all.store.space_debt.outlasts_checkpoint()
+        || all.volume_bytes() != sb.volume_bytes;
+    if all.journal().is_none() || !is_same || has_news {
+        return Ok(false);
     }
-    Ok(done)
+    let mut next = sb.clone();
+    next.generation += 1;
+    next.next_node = all.store.handles.next_id();
+    next.clean = true;
+    write_superblock(&*all.store.dev, &next)?;
+    *sb = next;
+    Ok(true)
 }
 
 #[cfg(test)]

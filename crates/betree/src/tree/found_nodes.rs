@@ -3,14 +3,15 @@
 //!
 //! Every block of the usable area is read once, in order. Memory holds an entry for each node found,
 //! for stale ones too; a budget bounds their number. Of several entries of one id the
-//! one of the newest opening is right: see [`crate::node::trailer`]. A record of the old table
+//! one of the newest opening is right, of those that are whole: see [`crate::node::trailer`]. A record of the old table
 //! outweighs them all.
 
-use ramet_block::{Budget, Call, Device, Extent};
+use ramet_block::{Budget, Call, Device, Extent, checksum};
 use ramet_nodetable::NodeId;
 
 use crate::error::{Error, Result, io_error_at};
-use crate::node::handle::Place;
+use crate::node::handle::{Kind, Place};
+use crate::node::run_index::index_len;
 use crate::node::trailer::Trailer;
 
 /// Bytes of one request.
@@ -75,23 +76,48 @@ impl FoundNodes {
             addr += len as u64;
             progress(addr - usable.addr, usable.len);
         }
-        // The newest opening first; a stable sort keeps nothing else.
+        // The newest opening first.
         self.nodes
             .sort_unstable_by_key(|node| (node.id, u64::MAX - node.opening));
-        self.nodes.dedup_by_key(|node| node.id);
+        self.choose(dev);
         Ok(())
     }
 
+    /// Keeps one of the entries of each id: the newest that is whole. A rebuild that was cut off may
+    /// have left newer ones.
+    fn choose(&mut self, dev: &dyn Device) {
+        let mut kept = 0;
+        let mut from = 0;
+        while from < self.nodes.len() {
+            let same = &self.nodes[from..];
+            let count = same.partition_point(|node| node.id <= same[0].id);
+            let of_id = &same[..count];
+            let whole = match of_id {
+                [_] => None,
+                _ => of_id.iter().find(|node| is_whole(dev, node)),
+            };
+            let chosen = *whole.unwrap_or(&of_id[0]);
+            self.nodes[kept] = chosen;
+            kept += 1;
+            from += count;
+        }
+        self.nodes.truncate(kept);
+    }
+
     fn note(&mut self, block: &[u8], addr: u64) -> Result<()> {
-        let Some(trailer) = Trailer::decode(self.seed, block) else {
-            return Ok(());
-        };
+        for trailer in Trailer::decode_all(self.seed, block).into_iter().flatten() {
+            self.enter(trailer, addr + BLOCK as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Notes a trailer in the block that ends at `end`.
+    fn enter(&mut self, trailer: Trailer, end: u64) -> Result<()> {
         if self.nodes.len() + self.copies.len() >= self.nodes_max {
             return Err(Error::Invalid(
                 "the memory budget is too small for the nodes of this volume; give more with --memory",
             ));
         }
-        let end = addr + BLOCK as u64;
         if trailer.place.extent.end() == end {
             self.nodes.push(trailer);
         } else {
@@ -142,10 +168,23 @@ impl FoundNodes {
     }
 }
 
+/// Whether a node has the checksum that its trailer tells.
+fn is_whole(dev: &dyn Device, node: &Trailer) -> bool {
+    let Ok(bytes) = read_node(dev, &node.place) else {
+        return false;
+    };
+    let front = match node.kind {
+        Kind::Skeleton => Some(bytes.len()),
+        Kind::Leaf | Kind::Segment => index_len(&bytes, node.place.used_bytes),
+    };
+    let front = front.and_then(|len| bytes.get(..len));
+    front.is_some_and(|front| checksum(front) == node.place.checksum)
+}
+
 /// The used bytes of a node at `place`.
 pub(crate) fn read_node(dev: &dyn Device, place: &Place) -> Result<Vec<u8>> {
     let mut bytes = vec![0; place.used_bytes as usize];
-    let addr = place.extent.addr;
+    let addr = place.addr();
     let read = dev.read_at(addr, &mut bytes);
     read.map_err(io_error_at(Call::Read, "a node", addr))?;
     Ok(bytes)

@@ -186,6 +186,7 @@ impl Ingest {
             }
             let place = Place {
                 extent,
+                offset: 0,
                 used_bytes,
                 checksum: r.u64()?,
             };

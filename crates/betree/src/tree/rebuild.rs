@@ -68,13 +68,16 @@ struct Named {
 
 enum Step {
     Enter(Named),
-    Leave(NodeId, Vec<NodeId>),
+    /// With the nodes that it names, if it can be read.
+    Leave(NodeId, Option<Vec<NodeId>>),
 }
 
 /// A node below the root.
 enum Item<'a> {
     /// With the nodes that it names, one entry for each time.
     Found(&'a Trailer, Vec<NodeId>),
+    /// It lies there, and cannot be read. Told already.
+    Unreadable(&'a Trailer),
     Lost(&'a Named),
 }
 
@@ -110,7 +113,7 @@ pub fn rebuild(
     let mut live = named_by_journal(&**dev, &next);
     let mut walk = Walk::new(&**dev, &found);
     walk.all(root, &mut |item| {
-        if let Item::Found(node, _) = item {
+        if let Item::Found(node, _) | Item::Unreadable(node) = item {
             live.push(node.place.extent);
         }
         Ok(())
@@ -122,6 +125,7 @@ pub fn rebuild(
     let table = NodeTable::empty_within(dev, usable(&newest), copies, &holes)?;
     let mut filler = Filler {
         dev: &**dev,
+        found: &found,
         table: &table,
         sb: &next,
         batch: Vec::new(),
@@ -180,7 +184,8 @@ fn choose(
         next.clean &= is_newest;
         next.generation = newest.generation + 1;
         next.next_node = next.next_node.max(newest.next_node);
-        next.openings = next.openings.max(newest.openings);
+        // A rebuild writes nodes: those that are lost, and guests that lost their carrier.
+        next.openings = next.openings.max(newest.openings) + 1;
         return Ok(next);
     }
     Err(Error::Corrupt {
@@ -210,6 +215,7 @@ fn trust_table(
             height: record.height,
             place: Place {
                 extent: record.extent,
+                offset: record.offset,
                 used_bytes: record.used_bytes,
                 checksum: record.checksum,
             },
@@ -296,7 +302,7 @@ fn child_of(id: u64, height: u32) -> Option<Arc<Handle>> {
 fn corrupt(place: &Place, detail: impl ToString) -> Error {
     Error::Corrupt {
         what: "node",
-        addr: place.extent.addr,
+        addr: place.addr(),
         detail: detail.to_string(),
     }
 }
@@ -357,7 +363,11 @@ impl<'a> Walk<'a> {
             let named = match step {
                 Step::Leave(id, names) => {
                     let at = self.found.position(id).expect("it was entered");
-                    visit(Item::Found(self.found.node(at), names))?;
+                    let node = self.found.node(at);
+                    visit(match names {
+                        Some(names) => Item::Found(node, names),
+                        None => Item::Unreadable(node),
+                    })?;
                     continue;
                 }
                 Step::Enter(named) => named,
@@ -375,9 +385,10 @@ impl<'a> Walk<'a> {
             };
             if !std::mem::replace(&mut seen[at], true) {
                 let below = self.names_of(&named, self.found.node(at));
-                let names = below.iter().map(|child| child.id).collect();
-                steps.push(Step::Leave(named.id, names));
-                steps.extend(below.into_iter().rev().map(Step::Enter));
+                let ids = |below: &Vec<Named>| below.iter().map(|child| child.id).collect();
+                steps.push(Step::Leave(named.id, below.as_ref().map(ids)));
+                let below = below.into_iter().flatten();
+                steps.extend(below.rev().map(Step::Enter));
             }
         }
         Ok(())
@@ -395,8 +406,8 @@ impl<'a> Walk<'a> {
         self.lost.push(damage(error, named.way.range()));
     }
 
-    /// The nodes that a node names. None of a node that cannot be read, which is told.
-    fn names_of(&mut self, named: &Named, node: &Trailer) -> Vec<Named> {
+    /// The nodes that a node names; `None` of a node that cannot be read, which is told.
+    fn names_of(&mut self, named: &Named, node: &Trailer) -> Option<Vec<Named>> {
         let mut below = Vec::new();
         let mut push = |range: &KeyRange, translation: &_, child: &Arc<Handle>| {
             below.push(Named {
@@ -428,14 +439,16 @@ impl<'a> Walk<'a> {
         };
         if let Err(error) = read {
             self.lost.push(damage(error, named.way.range()));
+            return None;
         }
-        below
+        Some(below)
     }
 }
 
 /// Adds nodes to the new table.
 struct Filler<'a> {
     dev: &'a dyn Device,
+    found: &'a FoundNodes,
     table: &'a NodeTable,
     sb: &'a Superblock,
     batch: Vec<NewNode>,
@@ -445,12 +458,28 @@ struct Filler<'a> {
 impl Filler<'_> {
     fn add(&mut self, item: Item<'_>) -> Result<()> {
         let node = match item {
+            Item::Found(node, children) if self.is_without_carrier(node, &children) => {
+                new_node(&self.rewrite(node)?, children)
+            }
             Item::Found(node, children) if node.id.0 == self.sb.root_node => NewNode {
                 copy: self.copy_root(&node.place)?,
                 ..new_node(node, children)
             },
             Item::Found(node, children) => new_node(node, children),
-            Item::Lost(named) => new_node(&self.write_lost(named)?, Vec::new()),
+            // The extent of a guest is that of another node, and perhaps of none.
+            Item::Unreadable(node) if node.place.is_guest() => {
+                let lost = self.write_lost(node.id, node.kind, node.height)?;
+                new_node(&lost, Vec::new())
+            }
+            Item::Unreadable(node) if node.id.0 == self.sb.root_node => NewNode {
+                copy: self.copy_root(&node.place)?,
+                ..new_node(node, Vec::new())
+            },
+            Item::Unreadable(node) => new_node(node, Vec::new()),
+            Item::Lost(named) => {
+                let lost = self.write_lost(named.id, named.kind, named.height)?;
+                new_node(&lost, Vec::new())
+            }
         };
         self.nodes += 1;
         self.batch.push(node);
@@ -486,28 +515,63 @@ impl Filler<'_> {
         Ok(Some(addr))
     }
 
+    /// Whether a node is a guest, and none of its children was found to own its extent: the carrier
+    /// is lost, and gets another place.
+    fn is_without_carrier(&self, node: &Trailer, children: &[NodeId]) -> bool {
+        let place = |child: &NodeId| {
+            self.found
+                .position(*child)
+                .map(|at| self.found.node(at).place)
+        };
+        let is_carrier =
+            |carrier: Place| !carrier.is_guest() && carrier.extent == node.place.extent;
+        node.place.is_guest() && !children.iter().filter_map(place).any(is_carrier)
+    }
+
+    /// Writes a guest, which was read before, to an extent of its own.
+    fn rewrite(&self, node: &Trailer) -> Result<Trailer> {
+        let mut bytes = read_node(self.dev, &node.place)?;
+        let len = (bytes.len() + TRAILER_BYTES).next_multiple_of(BLOCK_BYTES as usize);
+        let extent = self.table.space().alloc_reserved(len as u64)?;
+        let moved = Trailer {
+            opening: self.sb.openings,
+            place: Place {
+                extent,
+                offset: 0,
+                ..node.place
+            },
+            ..*node
+        };
+        bytes.resize(len - TRAILER_BYTES, 0);
+        bytes.extend(moved.encode(self.sb.node_seed));
+        let written = self.dev.write_at(extent.addr, &bytes);
+        written.map_err(io_error_at(Call::Write, "a node", extent.addr))?;
+        Ok(moved)
+    }
+
     /// Writes a block for a node that is lost. It does not have the checksum that the table holds.
-    fn write_lost(&self, named: &Named) -> Result<Trailer> {
+    fn write_lost(&self, id: NodeId, kind: Kind, height: u32) -> Result<Trailer> {
         let extent = self.table.space().alloc_reserved(BLOCK_BYTES)?;
         let mut w = Writer::with_capacity(BLOCK_BYTES as usize);
-        let front = if named.kind == Kind::Skeleton {
+        let front = if kind == Kind::Skeleton {
             LOST_BYTES
         } else {
             // So much that a reader gets as far as the checksum.
             w.u32(RUN_MAGIC);
-            w.u32(named.kind as u32);
+            w.u32(kind as u32);
             w.u32(RUN_HEADER_BYTES as u32);
             RUN_HEADER_BYTES
         };
         w.pad_to(BLOCK_BYTES as usize - TRAILER_BYTES);
         let mut bytes = w.into_vec();
         let lost = Trailer {
-            id: named.id,
+            id,
             opening: self.sb.openings,
-            kind: named.kind,
-            height: named.height,
+            kind,
+            height,
             place: Place {
                 extent,
+                offset: 0,
                 used_bytes: LOST_BYTES as u32,
                 checksum: !checksum(&bytes[..front]),
             },
@@ -523,6 +587,7 @@ fn new_node(node: &Trailer, children: Vec<NodeId>) -> NewNode {
     NewNode {
         id: node.id,
         extent: node.place.extent,
+        offset: node.place.offset,
         copy: None,
         used_bytes: node.place.used_bytes,
         checksum: node.place.checksum,

@@ -126,6 +126,7 @@ mod tests {
         let store = store();
         let mut place = Place {
             extent: Extent::new(0x20_0000, 0x1000),
+            offset: 0,
             used_bytes: 0x0f00,
             checksum: 0x1122_3344_5566_7788,
         };

@@ -252,10 +252,8 @@ impl Scrub {
         if node.kind() == Kind::Skeleton && store.root_copies.second(node).is_some() {
             return self.scrub_root(visit, &place, found);
         }
-        self.done_bytes += place.extent.len;
-        let bytes = store
-            .device
-            .read(place.extent.addr, place.used_bytes as usize)?;
+        self.done_bytes += place.owned_bytes();
+        let bytes = store.device.read(place.addr(), place.used_bytes as usize)?;
         if node.kind() == Kind::Skeleton {
             let skeleton = store.nodes.decode_skeleton(node, &place, &bytes)?;
             self.visit_children(visit, &skeleton);
@@ -457,21 +455,24 @@ mod tests {
         let tree = tree(&dev, MetadataCopies::One);
         assert_eq!(tree.scan(b"", None).count(), 4000);
         assert!(scrub(&tree).is_empty());
-        let mut extents = Vec::new();
+        let mut nodes = Vec::new();
         let table = &tree.inner.store.table;
         table
-            .for_each(&mut |_, record| extents.push((record.extent, record.used_bytes)))
+            .for_each(&mut |_, record| {
+                let addr = record.extent.addr + u64::from(record.offset);
+                nodes.push((addr, u64::from(record.used_bytes)));
+            })
             .unwrap();
-        assert!(extents.len() > 20);
-        for (extent, used) in extents {
-            for addr in [extent.addr + 5, extent.addr + u64::from(used) - 1] {
+        assert!(nodes.len() > 20);
+        for (first, used) in nodes {
+            for addr in [first + 5, first + used - 1] {
                 flip(&dev, addr);
                 let found = scrub(&tree);
                 flip(&dev, addr);
                 let [one] = &found[..] else {
                     panic!("{addr}: {found:?}")
                 };
-                assert!(!one.is_repaired && extent.addr <= one.addr && one.addr <= addr);
+                assert!(!one.is_repaired && first <= one.addr && one.addr <= addr);
                 let (lo, hi) = one.keys.clone().unwrap();
                 assert!(hi.is_none_or(|hi| lo < hi), "{found:?}");
             }
