@@ -155,7 +155,8 @@ pub enum Verb {
     /// Make, list and remove snapshots of the whole volume
     ///
     /// A snapshot holds all files of the volume as of one moment, and never changes. It takes no
-    /// time, and space only for later changes. `mount -o ro,snapshot=NAME` shows one.
+    /// time, and space only for later changes. `DIR/.ramet/snapshots/NAME` shows one of a mounted
+    /// volume, and `mount -o ro,snapshot=NAME` one of a volume that is not.
     Snapshot(Snapshot),
     /// Tell the snapshots in which a file or directory tree changed
     ///
@@ -253,7 +254,7 @@ fn metadata_copies(text: &str) -> Result<MetadataCopies, String> {
 pub struct Mount {
     /// Mount options, comma separated; ramet-mount(1) explains them: ro, nosuid, nodev, noexec,
     /// relatime, strictatime, noatime, nodiratime, sync, dirsync, allow_other, compression=CODEC,
-    /// recovery, snapshot=NAME, io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT, memory=N, log=FILE
+    /// recovery, snapshot=NAME, views=owner, views=all, views=none, io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT, memory=N, log=FILE
     #[arg(short = 'o', value_name = "OPTS")]
     pub options: Vec<String>,
     /// Stay in the foreground and serve until the volume is unmounted
@@ -290,6 +291,9 @@ pub struct Umount {
     /// Wait for the end of the daemon whose pipe is the standard input, and end its mount
     #[arg(long, hide = true, value_name = "TASK")]
     pub watch: Option<Watch>,
+    /// Directory of the views of snapshots of that daemon, which go as well
+    #[arg(long, hide = true, requires = "watch", value_name = "DIR")]
+    pub views: Option<PathBuf>,
     /// Mount point of the volume. Default: that of `ramet init`
     #[arg(default_value_os_t = home::dir(), hide_default_value = true)]
     pub dir: PathBuf,

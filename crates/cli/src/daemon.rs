@@ -161,7 +161,7 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
     let unmounter = mounted.unmounter();
     let parts = (unmounter.clone(), volume.clone());
     spawn_signal_thread(signals, parts, plan.dir.clone())?;
-    let watcher = watch(plan)?;
+    let watcher = watch(plan, mounted.views_dir())?;
     info!(volume = %plan.volume.display(), dir = %plan.dir.display(), "mounted");
     Ok(Serving {
         volume,
@@ -184,13 +184,13 @@ fn follow_policy(volume: &Arc<Volume>, plan: &Plan) -> Outcome {
 }
 
 /// Starts the process that ends the mount when this one is killed.
-fn watch(plan: &Plan) -> Outcome<Watcher> {
+fn watch(plan: &Plan, views: Option<&Path>) -> Outcome<Watcher> {
     let task = if plan.options.auto_unmount {
         Watch::Remove
     } else {
         Watch::Abort
     };
-    let watcher = Watcher::start(&plan.dir, task);
+    let watcher = Watcher::start(&plan.dir, task, views);
     watcher.map_err(|e| {
         let why = format!("no watcher of the daemon: {}", reason(&e));
         Failure::at(&plan.dir, why)

@@ -109,10 +109,11 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Mount(args) => return mount::run(&args),
         Verb::Umount(Umount {
             watch: Some(task),
+            views,
             dir,
-        }) => watcher::watch(&dir, task)?,
+        }) => watcher::watch(&dir, task, views.as_deref())?,
         Verb::Umount(args) => umount::run(&args)?,
-        Verb::Clone(args) => control::clone(&args)?,
+        Verb::Clone(args) => past::clone(&args)?,
         Verb::Fork(args) => fork::run(&args)?,
         Verb::Forks(args) => forks::run(&args)?,
         Verb::Drop(args) => return fork::drop_all(&args),

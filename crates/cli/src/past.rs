@@ -14,13 +14,17 @@ use ramet_fuse::mountinfo;
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use crate::args::{Log, Restore};
+use crate::args::{self, Log, Restore};
+use crate::control;
 use crate::control::{
     Root, Target, kind_refusal, mounted, refuse_if_mounted_on, refuse_if_read_only, session,
 };
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
 use crate::staged::{self, Ended};
+
+/// Type of the mounts that show snapshots.
+const VIEWS_TYPE: &[u8] = b"fuse.ramet-views";
 
 /// An object by its path in a volume.
 pub struct Located {
@@ -76,20 +80,20 @@ impl Located {
             dir: mount.dir.clone(),
         })
     }
+}
 
-    /// The reason of a refusal about an object of the snapshot `at`.
-    fn why(&self, shown: &Path, at: &str, e: Errno) -> Failure {
-        match e {
-            Errno::NOENT => {
-                let why = format!("there is no snapshot {at:?}, or nothing of this name in it");
-                Failure::at(shown, why)
-            }
-            Errno::PERM => Failure::at(
-                shown,
-                "only root and the user who mounted the volume may look into snapshots",
-            ),
-            e => mounted(shown, e),
+/// The reason of a refusal about an object of the snapshot `at`.
+fn looked_for(shown: &Path, at: &str, e: Errno) -> Failure {
+    match e {
+        Errno::NOENT => {
+            let why = format!("there is no snapshot {at:?}, or nothing of this name in it");
+            Failure::at(shown, why)
         }
+        Errno::PERM => Failure::at(
+            shown,
+            "only root and the user who mounted the volume may look into snapshots",
+        ),
+        e => mounted(shown, e),
     }
 }
 
@@ -102,8 +106,20 @@ pub fn restore(args: &Restore) -> Outcome {
         let why = "must be on the same Ramet mount as the object";
         return Err(Failure::at(&target.path, why));
     }
+    let why = |e| looked_for(&args.path, &args.at, e);
+    copy_out((&args.at, located.path), &target, args.replace, why)
+}
+
+/// Clones an object of a snapshot to the target, by its path in the volume. `why` tells the reason
+/// of a refusal that is about the object.
+fn copy_out(
+    (snapshot, path): (&str, Vec<u8>),
+    target: &Target,
+    is_replacing: bool,
+    why: impl Fn(Errno) -> Failure,
+) -> Outcome {
     refuse_if_read_only(&target.root, &target.path)?;
-    if args.replace {
+    if is_replacing {
         refuse_if_mounted_on(&target.root, &target.name, &target.path)?;
     }
     // Asks first, so that the kernel does not write back another file system as a whole.
@@ -112,14 +128,14 @@ pub fn restore(args: &Restore) -> Outcome {
     root.write_back().map_err(|e| mounted(&target.path, e))?;
     let name = target.name.as_bytes().to_vec();
     let request = StageRequest::Restore {
-        snapshot: args.at.clone(),
-        path: located.path.clone(),
+        snapshot: snapshot.to_owned(),
+        path: path.clone(),
         name: name.clone(),
-        replace: args.replace,
+        replace: is_replacing,
     };
     let why = |e| match e {
         Errno::EXIST => Failure::at(&target.path, "already exists: --replace replaces it"),
-        e => kind_refusal(&target.path, e).unwrap_or_else(|| located.why(&args.path, &args.at, e)),
+        e => kind_refusal(&target.path, e).unwrap_or_else(|| why(e)),
     };
     match staged::copy(
         staged::Change {
@@ -133,12 +149,94 @@ pub fn restore(args: &Restore) -> Outcome {
         Ended::Unstaged => {}
     }
     let request = SnapshotRequest::Restore {
-        snapshot: args.at.clone(),
-        path: located.path.clone(),
+        snapshot: snapshot.to_owned(),
+        path,
         name,
-        replace: args.replace,
+        replace: is_replacing,
     };
     root.ask_snapshots(&request).map(drop).map_err(why)
+}
+
+/// An object that a view of a snapshot shows, as `DIR/.ramet/snapshots/NAME/PATH`.
+struct Shown {
+    /// The mount of the views.
+    views: PathBuf,
+    snapshot: String,
+    /// Names from the root of the volume, joined by `/`.
+    path: Vec<u8>,
+}
+
+impl Shown {
+    /// The object of a view that `path` leads to; none for an object elsewhere.
+    fn find(path: &Path) -> Outcome<Option<Shown>> {
+        // The last name is not followed, as with other clones.
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Ok(None);
+        };
+        let parent = if parent.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            parent
+        };
+        let Ok(parent) = parent.canonicalize() else {
+            return Ok(None);
+        };
+        let mounts = mountinfo::mounts().map_err(|e| Failure::system(path, e))?;
+        let around = mounts.iter().filter(|mount| parent.starts_with(&mount.dir));
+        let mount = around.max_by_key(|mount| mount.dir.components().count());
+        let Some(mount) = mount.filter(|mount| mount.kind == VIEWS_TYPE) else {
+            return Ok(None);
+        };
+        let inside = parent.strip_prefix(&mount.dir).unwrap_or(&parent);
+        let names = mount.root.join(inside).join(name);
+        let mut names = names.components().filter_map(|part| match part {
+            Component::Normal(name) => Some(name.as_bytes()),
+            _ => None,
+        });
+        let Some(Ok(snapshot)) = names.next().map(std::str::from_utf8) else {
+            return Ok(None);
+        };
+        Ok(Some(Shown {
+            views: mount.dir.clone(),
+            snapshot: snapshot.to_owned(),
+            path: names.collect::<Vec<_>>().join(&b'/'),
+        }))
+    }
+
+    /// Whether the mount that `target` is on shows these views.
+    fn is_of_mount_of(&self, target: &Target) -> Outcome<bool> {
+        let failed = |e| Failure::system(&target.path, e);
+        let wanted = target.root.device().map_err(failed)?;
+        let mounts = mountinfo::mounts().map_err(|e| Failure::system(&target.path, e))?;
+        // No other mount is touched: its daemon may be dead, or mount its own views.
+        let mut tops = mounts
+            .iter()
+            .filter(|mount| mount.root == Path::new("/") && mount.device.is(wanted));
+        Ok(tops.any(|mount| {
+            let link = mount.dir.join(".ramet/snapshots");
+            std::fs::read_link(link).is_ok_and(|dir| dir == self.views)
+        }))
+    }
+}
+
+/// Clones an object of today, or one that a view of a snapshot shows.
+pub fn clone(args: &args::Clone) -> Outcome {
+    match Shown::find(&args.src)? {
+        Some(shown) => clone_shown(&shown, args),
+        None => control::clone(args),
+    }
+}
+
+/// Clones an object that a view shows, as [`restore`] does.
+fn clone_shown(shown: &Shown, args: &args::Clone) -> Outcome {
+    let target = Target::of(&args.src, &args.dst)?;
+    if !shown.is_of_mount_of(&target)? {
+        let why = "must be on the mount that shows the snapshot";
+        return Err(Failure::at(&target.path, why));
+    }
+    let why = |e| looked_for(&args.src, &shown.snapshot, e);
+    let source = (&*shown.snapshot, shown.path.clone());
+    copy_out(source, &target, args.replace, why)
 }
 
 /// The differences from an object in the snapshot `at` to that of today.
@@ -162,7 +260,7 @@ pub fn diff(path: &Path, at: &str) -> Outcome<Vec<Difference>> {
     });
     found.map_err(|e| match e {
         Errno::NOTDIR => Failure::at(path, "is of another kind now"),
-        e => located.why(path, at, e),
+        e => looked_for(path, at, e),
     })
 }
 
@@ -179,7 +277,7 @@ pub fn log(args: &Log) -> Outcome {
         };
         let reply = root
             .ask_snapshots(&request)
-            .map_err(|e| located.why(&args.path, "", e))?;
+            .map_err(|e| looked_for(&args.path, "", e))?;
         all.extend(reply.changes);
         from = reply.next;
     }

@@ -4,7 +4,8 @@
 //! daemon may keep that descriptor: one that tells the kernel of a deletion waits for the lock of a
 //! directory, and the holder of the lock waits for the daemon, for ever. The watcher has no such
 //! descriptor. It aborts the connection, so that all requests are answered with an error and all
-//! locks are let go. With `auto_unmount` it also removes the mount.
+//! locks are let go. With `auto_unmount` it also removes the mount. It always removes the mount of
+//! the views of snapshots, which is the daemon's own.
 //!
 //! The watcher has one end of a pipe, and the daemon the other one. A daemon that ends in order says
 //! so with a byte after the mount is gone. The kernel closes the pipe of a daemon that is killed,
@@ -34,19 +35,24 @@ use crate::failure::{Failure, Outcome};
 pub struct Watcher(PipeWriter);
 
 impl Watcher {
-    /// Starts a watcher of the mount at `dir`, which stands. The calling thread must live as long
+    /// Starts a watcher of the mount at `dir`, which stands, and of that at `views`, which may come
+    /// later. The calling thread must live as long
     /// as the daemon.
     ///
     /// # Errors
     /// The system has no more pipes or processes.
-    pub fn start(dir: &Path, task: Watch) -> io::Result<Watcher> {
+    pub fn start(dir: &Path, task: Watch, views: Option<&Path>) -> io::Result<Watcher> {
         let (theirs, ours) = io::pipe()?;
         let task = match task {
             Watch::Abort => "--watch=abort",
             Watch::Remove => "--watch=remove",
         };
         let mut command = Command::new("/proc/self/exe");
-        command.arg0("ramet").args(["umount", task, "--"]).arg(dir);
+        command.arg0("ramet").args(["umount", task]);
+        if let Some(views) = views {
+            command.arg("--views").arg(views);
+        }
+        command.arg("--").arg(dir);
         command.current_dir("/").stdin(theirs);
         command.stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn()?;
@@ -69,7 +75,7 @@ fn newest(dir: &Path) -> io::Result<Option<(u32, Device)>> {
 }
 
 /// Waits for the end of the daemon at the other end of the standard input.
-pub fn watch(dir: &Path, task: Watch) -> Outcome {
+pub fn watch(dir: &Path, task: Watch, views: Option<&Path>) -> Outcome {
     let failed = |e: io::Error| Failure::at(dir, e);
     // A signal to the daemon and everything that it started must not end the watcher too.
     if let Err(error) = rustix::process::setsid() {
@@ -77,10 +83,24 @@ pub fn watch(dir: &Path, task: Watch) -> Outcome {
     }
     let watched = newest(dir).map_err(failed)?;
     let ended_in_order = wait().map_err(failed)?;
-    let Some((_, device)) = watched.filter(|_| !ended_in_order) else {
+    if ended_in_order {
+        return Ok(());
+    }
+    // The live mount comes first: its requests may be in the way of everything else.
+    let ended = end_live(dir, watched, task);
+    if let Some(views) = views {
+        remove_views(views);
+    }
+    ended
+}
+
+/// Aborts the connection of the live mount, if that is still the newest one at `dir`, and removes
+/// the mount if that is the task.
+fn end_live(dir: &Path, watched: Option<(u32, Device)>, task: Watch) -> Outcome {
+    let Some((_, device)) = watched else {
         return Ok(());
     };
-    if newest(dir).map_err(failed)? != watched {
+    if newest(dir).map_err(|e| Failure::at(dir, e))? != watched {
         return Ok(());
     }
     if let Err(error) = device.abort() {
@@ -89,6 +109,22 @@ pub fn watch(dir: &Path, task: Watch) -> Outcome {
     match task {
         Watch::Abort => Ok(()),
         Watch::Remove => detach(dir, UnmountFlags::DETACH),
+    }
+}
+
+/// Removes the mount of the views of snapshots, if there is one, and its directory. The daemon chose
+/// a name that nobody else has.
+fn remove_views(dir: &Path) {
+    if let Ok(Some((_, device))) = newest(dir) {
+        if let Err(error) = device.abort() {
+            tracing::debug!(%error, "the connection of the views is not aborted by its number");
+        }
+        if let Err(error) = detach(dir, UnmountFlags::DETACH) {
+            tracing::debug!(%error, "the views stay mounted");
+        }
+    }
+    if let Err(error) = std::fs::remove_dir(dir) {
+        tracing::debug!(%error, "no directory of views");
     }
 }
 

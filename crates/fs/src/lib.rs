@@ -63,7 +63,7 @@ pub use format::import::{
     ImportAttr, ImportBody, ImportItem, Items, frame_bytes,
 };
 pub use format::ino::{Ino, ROOT_INO};
-pub use format::name::NAME_BYTES_MAX;
+pub use format::name::{NAME_BYTES_MAX, RESERVED_NAME};
 pub use format::record::{Kind, Time};
 pub use format::snapshot::{MadeBy, Period, Policy, PolicyError, check_snapshot_name};
 pub use namespace::attr::Attr;
@@ -107,4 +107,4 @@ pub use tools::snapshot_calls::{
     SnapshotReply, SnapshotRequest, ToldChange, ToldSnapshot, answer_snapshots,
 };
 pub use tools::stage_calls::{Replaced, STAGED_NAME, StageReply, StageRequest};
-pub use volume::{Volume, view};
+pub use volume::{Volume, has_lost_its_snapshot, is_view, passing_view, view};

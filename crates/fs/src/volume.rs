@@ -72,8 +72,8 @@ pub struct Volume {
     settling: Arc<Settling>,
     settle_thread: SettleThread,
     is_read_only: bool,
-    /// Of a view of a snapshot: keeps that from being removed.
-    _viewed: Option<Viewed>,
+    /// Of a view of a snapshot.
+    viewed: Option<Viewed>,
 }
 
 /// The options of an open volume that concern its files.
@@ -446,7 +446,7 @@ fn volume_in(tree: Arc<Tree>, files: FileOptions) -> Result<Volume> {
         deletes,
         settling,
         is_read_only: files.read_only,
-        _viewed: None,
+        viewed: None,
     };
     if !files.read_only
         && let Err(error) = volume.names.joins.finish_joins()
@@ -463,7 +463,32 @@ fn volume_in(tree: Arc<Tree>, files: FileOptions) -> Result<Volume> {
 /// # Errors
 /// `NotFound`, and those of the tree.
 pub fn view(volume: &Volume, name: &str) -> Result<Arc<Volume>> {
-    let (viewed, base) = volume.snapshots.view(name)?;
+    view_as(volume, name, true)
+}
+
+/// The same for a view that does not keep its snapshot from being removed. Each answer of it is
+/// good if [`has_lost_its_snapshot`] says no afterwards.
+///
+/// # Errors
+/// `NotFound`, and those of the tree.
+pub fn passing_view(volume: &Volume, name: &str) -> Result<Arc<Volume>> {
+    view_as(volume, name, false)
+}
+
+/// Whether a volume is a view of a snapshot.
+#[must_use]
+pub fn is_view(volume: &Volume) -> bool {
+    volume.viewed.is_some()
+}
+
+/// Whether the snapshot of a view was removed.
+#[must_use]
+pub fn has_lost_its_snapshot(view: &Volume) -> bool {
+    view.viewed.as_ref().is_some_and(Viewed::is_gone)
+}
+
+fn view_as(volume: &Volume, name: &str, holds: bool) -> Result<Arc<Volume>> {
+    let (viewed, base) = volume.snapshots.view_as(name, holds)?;
     let tree = Arc::new(window(&volume.namespace.tree, base));
     let files = FileOptions {
         clock: Arc::new(SystemClock),
@@ -474,7 +499,7 @@ pub fn view(volume: &Volume, name: &str) -> Result<Arc<Volume>> {
         settles: false,
     };
     let mut view = volume_in(tree, files)?;
-    view._viewed = Some(viewed);
+    view.viewed = Some(viewed);
     Ok(Arc::new(view))
 }
 

@@ -27,8 +27,9 @@ pub use error::{Error, Result};
 #[cfg(fuzzing)]
 pub use fuzzed::Requests;
 pub use mount::mountinfo;
-pub use mount::options::{Durability, MountOptions, Transport, options_in};
-pub use mount::session::{Mounted, Unmounter, mount, serve, set_read_ahead};
+pub use mount::options::{Durability, MountOptions, Transport, Views, options_in};
+pub use mount::session::{Mounted, Unmounter, serve, set_read_ahead};
+pub use mount::volume::mount;
 #[cfg(fuzzing)]
 pub use server::ioctl::Controls;
 pub use transport::dev_fuse::{Answering, Later};

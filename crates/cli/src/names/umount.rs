@@ -53,7 +53,11 @@ pub fn run(args: &Args) -> Outcome<u8> {
     let done = match (args.lazy, args.force) {
         (true, _) => detach(&dir, UnmountFlags::DETACH),
         (_, true) => detach(&dir, UnmountFlags::FORCE),
-        _ => umount::run(&args::Umount { watch: None, dir }),
+        _ => umount::run(&args::Umount {
+            watch: None,
+            views: None,
+            dir,
+        }),
     };
     done.map_err(failed)?;
     Ok(0)

@@ -1,9 +1,24 @@
 //! Names of directory entries.
 
 use crate::error::{Error, Result};
+use crate::format::ino::{Ino, ROOT_INO};
 
 /// Longest name, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
+
+/// The name in the root of a volume that a mount keeps for itself, to show snapshots. No entry gets
+/// it. An entry of that name from a volume of before is like any other, and can be renamed and
+/// removed.
+pub const RESERVED_NAME: &[u8] = b".ramet";
+
+/// Refuses a name that no entry of `dir` gets.
+pub(crate) fn check_new_name(dir: Ino, name: &[u8]) -> Result<()> {
+    check_name(name)?;
+    if dir == ROOT_INO && name == RESERVED_NAME {
+        return Err(Error::NotPermitted);
+    }
+    Ok(())
+}
 
 /// Refuses a name that no entry can have.
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {

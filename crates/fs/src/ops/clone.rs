@@ -16,7 +16,7 @@ use ramet_betree::Seq;
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
 use crate::format::keys;
-use crate::format::name::check_name;
+use crate::format::name::check_new_name;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, Record, Time};
 use crate::format::slots::Slot;
 use crate::namespace::inode::Inode;
@@ -160,7 +160,7 @@ impl Trees {
         (dir, name): (Ino, &[u8]),
         purpose: Purpose<'_>,
     ) -> Result<Vec<Invalidation>> {
-        check_name(name)?;
+        check_new_name(dir, name)?;
         let _reaped = self.deletes.reap_on_drop();
         let (source, dir) = (self.namespace.inode(source)?, self.namespace.dir(dir)?);
         let at = At { dir: &dir, name };

@@ -8,7 +8,7 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::acl::{ACL_BYTES_MAX, DEFAULT};
 use crate::format::ino::Ino;
 use crate::format::keys;
-use crate::format::name::check_name;
+use crate::format::name::check_new_name;
 use crate::format::record::{
     Entry, FLAG_DEFAULT_ACL, Kind, Record, S_IFMT, S_ISGID, TARGET_BYTES_MAX, Time,
 };
@@ -81,7 +81,7 @@ impl Names {
     /// # Errors
     /// `Exists`, `NotFound` when the directory is gone, `NameTooLong`, and those of the tree.
     pub fn create(&self, dir: Ino, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
-        check_name(name)?;
+        check_new_name(dir, name)?;
         let dir = self.namespace.dir(dir)?;
         if new.target.len() > TARGET_BYTES_MAX {
             return Err(Error::NameTooLong);

@@ -18,7 +18,7 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::import::{FRAME_HEAD_BYTES, frame_bytes};
 use crate::format::ino::Ino;
 use crate::format::keys::{self, Orphan};
-use crate::format::name::check_name;
+use crate::format::name::check_new_name;
 use crate::format::record::{FLAG_CLONE_ROOT, Record};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{Deferred, Location};
@@ -203,7 +203,7 @@ impl Imports {
         dir: Ino,
         name: &[u8],
     ) -> Result<(Vec<Invalidation>, ImportCounts)> {
-        check_name(name)?;
+        check_new_name(dir, name)?;
         let import = {
             let active = self.active.lock();
             let mut all = active.values();

@@ -13,7 +13,7 @@ use ramet_block::failpoints::{self, Fault};
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
 use crate::format::keys;
-use crate::format::name::check_name;
+use crate::format::name::check_new_name;
 use crate::format::record::{Kind, LinkEntry, Pin};
 use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
@@ -90,7 +90,7 @@ impl Names {
     /// `NotPermitted` for a directory, `Exists`, `CrossRoot`, `NotFound` when either is gone,
     /// `TooManyLinks`, and those of the tree.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
-        check_name(name)?;
+        check_new_name(dir, name)?;
         let (inode, dir) = (self.namespace.inode(ino)?, self.namespace.dir(dir)?);
         if inode.is_dir() {
             return Err(Error::NotPermitted);

@@ -13,7 +13,7 @@ use ramet_betree::Seq;
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
 use crate::format::keys::{self, NumberKey};
-use crate::format::name::check_name;
+use crate::format::name::{check_name, check_new_name};
 use crate::format::record::{Kind, Record, Time};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{Inode, Location};
@@ -88,7 +88,11 @@ impl Names {
         whiteout: Option<(u32, u32)>,
     ) -> Result<Vec<Ino>> {
         check_name(from.1)?;
-        check_name(to.1)?;
+        check_new_name(to.0, to.1)?;
+        if mode == RenameMode::Exchange || whiteout.is_some() {
+            // The first name goes to another entry.
+            check_new_name(from.0, from.1)?;
+        }
         let _reaped = self.deletes.reap_on_drop();
         let (from_dir, to_dir) = (self.namespace.dir(from.0)?, self.namespace.dir(to.0)?);
         self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;

@@ -14,7 +14,7 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::fork::ForkRecord;
 use crate::format::ino::{Identity, Ino};
 use crate::format::keys;
-use crate::format::name::check_name;
+use crate::format::name::check_new_name;
 use crate::format::note::Note;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, FLAG_XATTRS, Kind, Record};
 use crate::format::slots::Slot;
@@ -188,7 +188,7 @@ impl Trees {
         mode: CloneMode,
         staged: Option<&StagedObject>,
     ) -> Result<Vec<Invalidation>> {
-        check_name(name)?;
+        check_new_name(dir, name)?;
         let names = names_of(path)?;
         let _reaped = self.deletes.reap_on_drop();
         let (_viewed, base) = snapshots.view(snapshot)?;

@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -63,21 +64,47 @@ pub struct Snapshots {
     /// Held over each change of the set of snapshots.
     pub(super) registry: Mutex<()>,
     /// Views that are open, by the id of the snapshot.
-    viewed: Arc<Mutex<HashMap<u64, usize>>>,
+    viewed: Arc<Mutex<HashMap<u64, Views>>>,
 }
 
-/// Keeps a snapshot from being removed.
+/// The open views of one snapshot.
+#[derive(Default)]
+struct Views {
+    /// Views that keep the snapshot from being removed.
+    holding: usize,
+    /// Views that learn of the removal.
+    passing: usize,
+    /// Whether the snapshot was removed. It is set before the batch of the removal is applied.
+    is_gone: Arc<AtomicBool>,
+}
+
+/// A view of a snapshot, which keeps that from being removed or learns of its removal.
 pub(crate) struct Viewed {
     id: u64,
-    viewed: Arc<Mutex<HashMap<u64, usize>>>,
+    holds: bool,
+    is_gone: Arc<AtomicBool>,
+    viewed: Arc<Mutex<HashMap<u64, Views>>>,
+}
+
+impl Viewed {
+    /// Whether the snapshot was removed. An answer may be wrong if this is true after it was made,
+    /// and is right otherwise: the removal says so before it changes anything.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::SeqCst)
+    }
 }
 
 impl Drop for Viewed {
     fn drop(&mut self) {
         let mut viewed = self.viewed.lock();
-        if let Some(count) = viewed.get_mut(&self.id) {
+        if let Some(views) = viewed.get_mut(&self.id) {
+            let count = if self.holds {
+                &mut views.holding
+            } else {
+                &mut views.passing
+            };
             *count -= 1;
-            if *count == 0 {
+            if views.holding + views.passing == 0 {
                 viewed.remove(&self.id);
             }
         }
@@ -208,7 +235,8 @@ impl Snapshots {
     fn remove_held(&self, name: &str) -> Result<()> {
         let record = self.stored(name)?.ok_or(Error::NotFound)?;
         let viewed = self.viewed.lock();
-        if viewed.contains_key(&record.id) {
+        let views = viewed.get(&record.id);
+        if views.is_some_and(|views| views.holding > 0) {
             return Err(Error::Busy);
         }
         let counts = self.counts()?;
@@ -225,8 +253,15 @@ impl Snapshots {
             ..counts
         };
         batch.put(keys::snapshot_counts(), counts.encode());
+        let tell = |is_gone| {
+            if let Some(views) = views {
+                views.is_gone.store(is_gone, Ordering::SeqCst);
+            }
+        };
+        tell(true);
         // A view of the snapshot begins before the batch, and is told above, or finds no record.
-        self.namespace.tree.apply(batch)?;
+        let applied = self.namespace.tree.apply(batch);
+        applied.inspect_err(|_| tell(false))?;
         Ok(())
     }
 
@@ -236,11 +271,24 @@ impl Snapshots {
     /// # Errors
     /// `NotFound`, and those of the tree.
     pub(crate) fn view(&self, name: &str) -> Result<(Viewed, Bytes)> {
+        self.view_as(name, true)
+    }
+
+    /// The same for a view that keeps the snapshot from being removed (`holds`), or learns of its
+    /// removal.
+    pub(crate) fn view_as(&self, name: &str, holds: bool) -> Result<(Viewed, Bytes)> {
         let mut viewed = self.viewed.lock();
         let record = self.stored(name)?.ok_or(Error::NotFound)?;
-        *viewed.entry(record.id).or_default() += 1;
+        let views = viewed.entry(record.id).or_default();
+        if holds {
+            views.holding += 1;
+        } else {
+            views.passing += 1;
+        }
         let view = Viewed {
             id: record.id,
+            holds,
+            is_gone: Arc::clone(&views.is_gone),
             viewed: Arc::clone(&self.viewed),
         };
         Ok((view, keys::snapshot_base(record.id)))

@@ -4,7 +4,8 @@
 use ramet_betree::Snapshot;
 
 use crate::error::{Error, Result};
-use crate::format::ino::Ino;
+use crate::format::ino::{Ino, ROOT_INO};
+use crate::format::name::RESERVED_NAME;
 use crate::ops::access::Caller;
 use crate::ops::forks::Forks;
 use crate::ops::invalidation::Invalidation;
@@ -125,6 +126,7 @@ pub fn merge_fork(
     options: &MergeOptions,
 ) -> Result<Merged> {
     let namespace = forks.namespace();
+    let is_in_root = dst == ROOT_INO;
     let (fork, dst) = (namespace.dir(fork)?, namespace.dir(dst)?);
     for top in [&fork, &dst] {
         let owner = top.state.read().uid;
@@ -157,6 +159,10 @@ pub fn merge_fork(
     for _ in 0..TRIES_MAX {
         let (first, compared) = plan()?;
         let mut merged = Merged::of(&first);
+        let mut names = merged.names.iter();
+        if is_in_root && names.any(|(path, _)| path == RESERVED_NAME) {
+            return Err(Error::NotPermitted);
+        }
         if !caller.may_see_all() {
             let names = merged.names.iter().map(|(path, _)| path);
             let conflicts = merged.conflicts.iter().map(|one| &one.path);

@@ -24,9 +24,7 @@ use ramet_fs::AccessTime;
 use crate::mount::options::{Durability, MountOptions};
 
 const DEVICE: &str = "/dev/fuse";
-const TYPE: &str = "fuse.ramet";
-const SUBTYPE: &str = "ramet";
-const HELPER: &str = "fusermount3";
+pub(super) const HELPER: &str = "fusermount3";
 /// The environment variable in which fusermount3 finds the number of the socket.
 const HELPER_SOCKET: &str = "_FUSE_COMMFD";
 
@@ -51,7 +49,8 @@ fn attach_directly(dir: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     let data = kernel_options(&device, root_type, options);
     let source = CString::new(options.fsname.as_bytes())?;
     let flags = mount_flags(options, is_root());
-    rustix::mount::mount(source, dir, TYPE, flags, &*CString::new(data)?)?;
+    let kind = format!("fuse.{}", options.subtype);
+    rustix::mount::mount(source, dir, kind, flags, &*CString::new(data)?)?;
     Ok(device)
 }
 
@@ -117,7 +116,7 @@ fn attach_with_helper(dir: &Path, options: &MountOptions) -> io::Result<OwnedFd>
         SocketFlags::CLOEXEC,
         None,
     )?;
-    let helper = Command::new(HELPER)
+    let helper = Command::new(&options.helper)
         .arg("-o")
         .arg(helper_options(options, is_root()))
         .arg("--")
@@ -155,8 +154,9 @@ fn is_root() -> bool {
 /// mounts, and leaves them to root on request.
 fn helper_options(options: &MountOptions, is_root: bool) -> String {
     let mut list = format!(
-        "fsname={},subtype={SUBTYPE},default_permissions",
-        escape(&options.fsname)
+        "fsname={},subtype={},default_permissions",
+        escape(&options.fsname),
+        options.subtype
     );
     let choices = [
         (options.read_only, "ro"),

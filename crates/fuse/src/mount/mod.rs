@@ -4,3 +4,5 @@ mod attach;
 pub mod mountinfo;
 pub(crate) mod options;
 pub(crate) mod session;
+mod views;
+pub(crate) mod volume;

@@ -47,6 +47,12 @@ pub struct MountInfo {
 }
 
 impl Device {
+    /// Whether `number`, as stat(2) tells it, is this number.
+    #[must_use]
+    pub fn is(self, number: u64) -> bool {
+        rustix::fs::major(number) == self.major && rustix::fs::minor(number) == self.minor
+    }
+
     /// Aborts the connection of this file system. Its owner may do so where `fusectl` is mounted,
     /// and root everywhere.
     ///

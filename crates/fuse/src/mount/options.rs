@@ -1,5 +1,7 @@
 //! Mount options, as `mount -o` spells them.
 
+use std::path::PathBuf;
+
 use ramet_block::Codec;
 use ramet_fs::AccessTime;
 
@@ -28,6 +30,17 @@ pub enum Durability {
     Directories,
     /// All changes.
     Everything,
+}
+
+/// The users that may look into snapshots below the mount point (docs/views.md).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Views {
+    /// Nobody: there is no such place.
+    None,
+    /// The user of the mount, and root.
+    Owner,
+    /// All users of the mount, by the modes of then.
+    All,
 }
 
 /// The options of a mount.
@@ -70,6 +83,12 @@ pub struct MountOptions {
     pub ahead: bool,
     /// The way on which requests come.
     pub transport: Transport,
+    /// The users that may look into snapshots.
+    pub views: Views,
+    /// The subtype, which is `fuse.` and this in the list of mounts.
+    pub subtype: &'static str,
+    /// fusermount3, by its name or its path.
+    pub helper: PathBuf,
 }
 
 impl MountOptions {
@@ -94,6 +113,9 @@ impl MountOptions {
             threads: 0,
             ahead: true,
             transport: Transport::Any,
+            views: Views::Owner,
+            subtype: "ramet",
+            helper: "fusermount3".into(),
         }
     }
 
@@ -107,7 +129,7 @@ impl MountOptions {
     ///   `strictatime`, `noatime`, `diratime`, `nodiratime`, and `norelatime` and `nostrictatime`,
     ///   which undo `strictatime`.
     /// - Options of Ramet: `recovery` (with `ro` only), `compression=CODEC`, `threads=N`, `ahead`, `no_ahead`, `io_uring`,
-    ///   `no_io_uring`, `fsname=TEXT`.
+    ///   `no_io_uring`, `views=none`, `views=owner`, `views=all`, `fsname=TEXT`.
     /// - Accepted because they always hold, such as `lazytime`.
     /// - Accepted because mount(8) or the service manager acts on them, such as `nofail`, `x-*` and
     ///   `X-*`.
@@ -170,6 +192,9 @@ impl MountOptions {
             ("no_ahead", "") => self.ahead = false,
             ("io_uring", "") => self.transport = Transport::Ring,
             ("no_io_uring", "") => self.transport = Transport::Device,
+            ("views", "none") => self.views = Views::None,
+            ("views", "owner") => self.views = Views::Owner,
+            ("views", "all") => self.views = Views::All,
             ("threads", number) => {
                 self.threads = number
                     .parse()
@@ -358,6 +383,7 @@ mod tests {
             for name in names.trim_end_matches('`').split("`, `") {
                 let option = match name.split_once('=') {
                     Some((name, "CODEC")) => format!("{name}=lz4"),
+                    Some(("views", _)) => name.to_owned(),
                     Some((name, _)) => format!("{name}=1"),
                     None => name.to_owned(),
                 };

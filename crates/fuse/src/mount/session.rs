@@ -5,10 +5,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ramet_block::Use;
 use ramet_block::failpoints;
 use ramet_fs::Volume;
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::cache::notify::Kernel;
 use crate::error::{Error, Result};
@@ -28,9 +30,21 @@ pub struct Mounted {
     readers: Option<Readers>,
     rings: Option<Serving>,
     no_rings: Option<io::Error>,
+    /// The mount of the views of snapshots, which ends after all requests.
+    views: Option<Beside>,
     /// Whether all requests have ended.
     is_over: bool,
     unmounter: Unmounter,
+}
+
+/// The pause between two looks for the end of a mount.
+const END_PAUSE: Duration = Duration::from_millis(2);
+
+/// A second mount, on a directory of its own.
+pub(super) struct Beside {
+    pub(super) dir: PathBuf,
+    /// Ends it.
+    pub(super) end: Box<dyn FnOnce() + Send + Sync>,
 }
 
 /// Whether requests should come through rings.
@@ -51,6 +65,8 @@ pub struct Unmounter {
     dir: Arc<PathBuf>,
     /// The number of this mount, among all that were ever at `dir`.
     device: Option<Device>,
+    /// The program that unmounts for ordinary users.
+    helper: Arc<Path>,
 }
 
 impl Unmounter {
@@ -60,6 +76,11 @@ impl Unmounter {
     /// `EBUSY` when files are open.
     pub fn unmount(&self) -> Result<()> {
         self.unmount_with(rustix::mount::UnmountFlags::empty(), &[])
+    }
+
+    /// The number of the mounted file system.
+    pub(super) fn device(&self) -> Option<Device> {
+        self.device
     }
 
     /// Ends the mount at once. Its requests are answered `ECONNABORTED`.
@@ -120,7 +141,7 @@ impl Unmounter {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             Err(error) => return Err(failed(error)),
         }
-        let output = Command::new("fusermount3")
+        let output = Command::new(&*self.helper)
             .arg("-u")
             .args(helper_flags)
             .arg("--")
@@ -160,11 +181,17 @@ fn readers(wanted: usize) -> usize {
 /// way. Longer requests would be several to the device each, and would make a disk seek to and fro.
 const READ_AHEAD_KIB: u32 = 512;
 
-/// Mounts `volume` on `dir`, which is usable on return. Threads of this process serve it.
+/// Mounts `volume` on `dir`, which is usable on return. Threads of this process serve it. `prepare`
+/// gets the server before any request comes.
 ///
 /// # Errors
 /// The error of the kernel or of fusermount3.
-pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<Mounted> {
+pub(super) fn mount(
+    volume: Arc<Volume>,
+    dir: &Path,
+    options: &MountOptions,
+    prepare: impl FnOnce(&Server),
+) -> Result<Mounted> {
     let failed = |source| Error::Mount {
         dir: dir.display().to_string(),
         source,
@@ -180,6 +207,7 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     };
     let kernel = Kernel::default();
     let server = Arc::new(Server::new(volume, kernel.clone()).map_err(failed)?);
+    prepare(&server);
     let mut mounted = Mounted::attach(dir, options).map_err(failed)?;
     failpoints::die_at("mounted");
     kernel.connect(Arc::clone(&mounted.device));
@@ -248,7 +276,7 @@ pub fn set_read_ahead(dir: &Path) -> io::Result<()> {
 
 impl Mounted {
     /// Mounts, and serves no request yet.
-    fn attach(dir: &Path, options: &MountOptions) -> io::Result<Self> {
+    pub(super) fn attach(dir: &Path, options: &MountOptions) -> io::Result<Self> {
         let dir = dir.canonicalize()?;
         let device = Arc::new(attach(&dir, options)?);
         Ok(Self {
@@ -256,12 +284,94 @@ impl Mounted {
             readers: None,
             rings: None,
             no_rings: None,
+            views: None,
             is_over: false,
             unmounter: Unmounter {
                 device: mountinfo::device_at(&dir),
                 dir: Arc::new(dir),
+                helper: options.helper.as_path().into(),
             },
         })
+    }
+
+    /// Adds the mount of the views of snapshots, which ends with this one.
+    pub(super) fn show_beside(&mut self, views: Beside) {
+        self.views = Some(views);
+    }
+
+    /// The directory on which the views of snapshots are mounted when a program looks.
+    #[must_use]
+    pub fn views_dir(&self) -> Option<&Path> {
+        self.views.as_ref().map(|views| &*views.dir)
+    }
+
+    /// Serves a mount that was made, until it is gone.
+    pub(super) fn answer_with(
+        &mut self,
+        threads: usize,
+        answering: Box<Answering>,
+    ) -> io::Result<()> {
+        let (agreed, _) = handshake(&self.device, || false)?;
+        let device = Arc::clone(&self.device);
+        let threads = (threads, false);
+        self.readers = Some(Readers::start(
+            device,
+            agreed.form(),
+            threads,
+            None,
+            answering,
+        )?);
+        Ok(())
+    }
+
+    /// The connection, for notifications.
+    pub(super) fn connection(&self) -> &Arc<OwnedFd> {
+        &self.device
+    }
+
+    /// Whether the kernel still has this connection.
+    pub(super) fn is_connected(&self) -> bool {
+        let mut polled = [PollFd::new(&self.device, PollFlags::empty())];
+        let now = rustix::event::Timespec::default();
+        let polls = poll(&mut polled, Some(&now)).is_ok();
+        !(polls && polled[0].revents().contains(PollFlags::ERR))
+    }
+
+    /// Whether the mount is gone, and no request is being served.
+    pub(super) fn has_ended(&self) -> bool {
+        self.readers.as_ref().is_none_or(Readers::have_ended)
+    }
+
+    /// Ends the mount within `patience`, also one that is in use: programs in it get errors.
+    pub(super) fn end(mut self, patience: Duration) {
+        let has_ended_within = |limit| {
+            let begin = Instant::now();
+            while !self.has_ended() {
+                if begin.elapsed() > limit {
+                    return false;
+                }
+                std::thread::sleep(END_PAUSE);
+            }
+            true
+        };
+        let unmounted = !self.is_connected() || self.unmounter.unmount().is_ok();
+        // The number of a connection that is gone may be that of another one.
+        if (!unmounted || !has_ended_within(patience)) && self.is_connected() {
+            self.unmounter.abort();
+        }
+        if has_ended_within(patience) {
+            self.ended();
+        } else {
+            // The connection ends with this process. Its threads answer errors until then.
+            tracing::warn!(dir = %self.unmounter.dir.display(), "a mount is in use for longer");
+            self.is_over = true;
+        }
+    }
+
+    fn ended(&mut self) {
+        if let Err(error) = self.join() {
+            tracing::debug!(%error, "a mount ended with an error");
+        }
     }
 
     /// Agrees with the kernel and starts the threads that serve. Requests come through rings if
@@ -364,6 +474,9 @@ impl Mounted {
             rings.join();
         }
         self.is_over = true;
+        if let Some(views) = self.views.take() {
+            (views.end)();
+        }
         // An aborted connection leaves a mount that answers no request.
         if self.unmounter.device.is_some() {
             self.unmounter.detach();
@@ -386,6 +499,9 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         if !self.is_over {
             self.unmounter.detach();
+        }
+        if let Some(views) = self.views.take() {
+            (views.end)();
         }
     }
 }

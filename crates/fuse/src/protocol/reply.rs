@@ -3,6 +3,8 @@
 //! An answer is a header, a short structure, and a body of any length. The structure lies in the
 //! answer itself. The body lies in the room that came with the request, or in bytes of its own.
 
+use std::time::Duration;
+
 use ramet_fs::{Attr, BLOCK_BYTES, ROOT_INO, Time};
 use rustix::io::Errno;
 
@@ -81,6 +83,20 @@ impl Reply {
         Self::new(&entry.encode(), Body::Empty)
     }
 
+    /// An entry that the kernel may believe for `ttl`, and its attributes as long.
+    #[must_use]
+    pub fn entry_within(attr: &Attr, ttl: Duration) -> Self {
+        let (secs, nanos) = (ttl.as_secs(), ttl.subsec_nanos());
+        let entry = abi::EntryOut {
+            entry_valid: secs,
+            entry_valid_nsec: nanos,
+            attr_valid: secs,
+            attr_valid_nsec: nanos,
+            ..entry_out(attr)
+        };
+        Self::new(&entry.encode(), Body::Empty)
+    }
+
     /// A name that does not exist, which the kernel may remember.
     #[must_use]
     pub fn no_entry() -> Self {
@@ -104,10 +120,33 @@ impl Reply {
         Self::new(&out.encode(), Body::Empty)
     }
 
+    /// Attributes that the kernel may believe for `ttl`.
+    #[must_use]
+    pub fn attr_within(attr: &Attr, ttl: Duration) -> Self {
+        let out = abi::AttrOut {
+            attr_valid: ttl.as_secs(),
+            attr_valid_nsec: ttl.subsec_nanos(),
+            padding: 0,
+            attr: attr_out(attr),
+        };
+        Self::new(&out.encode(), Body::Empty)
+    }
+
     /// Attributes with the time of creation, as statx(2) has them.
     #[must_use]
     pub fn statx(attr: &Attr) -> Self {
-        Self::new(&[], Body::Bytes(statx_out(attr).encode().to_vec()))
+        Self::statx_within(attr, TTL)
+    }
+
+    /// The same attributes, which the kernel may believe for `ttl`.
+    #[must_use]
+    pub fn statx_within(attr: &Attr, ttl: Duration) -> Self {
+        let out = abi::StatxOut {
+            attr_valid: ttl.as_secs(),
+            attr_valid_nsec: ttl.subsec_nanos(),
+            ..statx_out(attr)
+        };
+        Self::new(&[], Body::Bytes(out.encode().to_vec()))
     }
 
     /// An open file or directory; `flags` are of [`abi::fopen`].
@@ -324,8 +363,6 @@ fn statx_out(attr: &Attr) -> abi::StatxOut {
     };
     let dev = u64::from(attr.rdev);
     abi::StatxOut {
-        attr_valid: TTL.as_secs(),
-        attr_valid_nsec: TTL.subsec_nanos(),
         stat: abi::Statx {
             mask: abi::statx::BASIC_STATS | abi::statx::BTIME,
             blksize: basic.blksize,

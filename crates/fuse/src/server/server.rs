@@ -36,6 +36,7 @@ use crate::server::notices::Notices;
 use crate::server::page_cache::PageCache;
 use crate::server::prefetcher::Prefetcher;
 use crate::server::request_counts::RequestCounts;
+use crate::server::reserved::Reserved;
 use crate::server::shutdown::Shutdown;
 use crate::server::staged_changes::{Moved, StagedChanges};
 use crate::server::workers::Workers;
@@ -65,6 +66,27 @@ pub(crate) struct Server {
     structural: Workers,
     notices: Arc<Notices>,
     staged: Arc<StagedChanges>,
+    pub(crate) reserved: Reserved,
+}
+
+/// Room of a volume, as [`Server::room`] tells it.
+pub(crate) fn room_of(volume: &Volume) -> abi::StatfsOut {
+    let stats = volume.tree().stats();
+    let in_blocks = |bytes: u64| bytes / BLOCK_BYTES;
+    let blocks = in_blocks(stats.device_bytes);
+    let available = in_blocks(stats.free_bytes.saturating_sub(stats.reserved_bytes));
+    let block_bytes = u32::try_from(BLOCK_BYTES).expect("a few kilobytes");
+    abi::StatfsOut {
+        blocks,
+        bfree: in_blocks(stats.free_bytes),
+        bavail: available,
+        files: volume.inodes() + available,
+        ffree: available,
+        bsize: block_bytes,
+        namelen: u32::try_from(NAME_BYTES_MAX).expect("a name is short"),
+        frsize: block_bytes,
+        ..abi::StatfsOut::default()
+    }
 }
 
 fn decode(number: u32, data: &[u8]) -> Answer<Call> {
@@ -130,6 +152,7 @@ impl Server {
             directories,
             listings,
             controls: Arc::new(controls),
+            reserved: Reserved::new(Arc::clone(&volume), Arc::clone(&agreed)),
             volume,
             kernel: kernel.clone(),
             prefetch,
@@ -275,28 +298,14 @@ impl Server {
     /// Room of the volume. The number of inodes is an estimate: those that exist, and those that
     /// fit, where each takes a block, which is more than enough.
     pub(crate) fn room(&self) -> abi::StatfsOut {
-        let stats = self.volume.tree().stats();
-        let in_blocks = |bytes: u64| bytes / BLOCK_BYTES;
-        let blocks = in_blocks(stats.device_bytes);
-        let available = in_blocks(stats.free_bytes.saturating_sub(stats.reserved_bytes));
-        let block_bytes = u32::try_from(BLOCK_BYTES).expect("a few kilobytes");
-        abi::StatfsOut {
-            blocks,
-            bfree: in_blocks(stats.free_bytes),
-            bavail: available,
-            files: self.volume.inodes() + available,
-            ffree: available,
-            bsize: block_bytes,
-            namelen: u32::try_from(NAME_BYTES_MAX).expect("a name is short"),
-            frsize: block_bytes,
-            ..abi::StatfsOut::default()
-        }
+        room_of(&self.volume)
     }
 
-    /// The answer to a request about a staged directory or object, except FORGET and RENAME; `None`
-    /// for any other request.
-    pub(crate) fn answer_staged(&self, header: &Header, request: &Request<'_>) -> Option<Reply> {
-        let answer = self.staged.answer(header, request)?;
+    /// The answer to a request about a node that is not in the volume: a reserved name, a staged
+    /// directory or object, except FORGET and RENAME of a staged one; `None` for any other request.
+    pub(crate) fn answer_unstored(&self, header: &Header, request: &Request<'_>) -> Option<Reply> {
+        let reserved = self.reserved.answer(header, request);
+        let answer = reserved.or_else(|| self.staged.answer(header, request))?;
         self.count(header.opcode);
         if self.shutdown.is_down() {
             return Some(Reply::error(Errno::IO));
@@ -333,7 +342,7 @@ impl Server {
 
     /// The kernel forgets a node.
     pub(crate) fn forget_node(&self, node: Ino, lookups: u64) {
-        if !self.staged.forget(node, lookups) {
+        if !Reserved::has(node) && !self.staged.forget(node, lookups) {
             self.files.forget(node, lookups);
         }
     }

@@ -129,6 +129,11 @@ impl Readers {
         (0..threads).map(start).collect::<io::Result<_>>().map(Self)
     }
 
+    /// Whether the mount is gone.
+    pub(crate) fn have_ended(&self) -> bool {
+        self.0.iter().all(JoinHandle::is_finished)
+    }
+
     /// Waits until the mount is gone.
     ///
     /// # Errors
@@ -254,7 +259,7 @@ fn tell(device: impl AsFd, unique: Unique, reply: &Reply, room: &[u8]) {
 /// Answers requests from `/dev/fuse` with `server`. Workers answer the requests that wait.
 pub(crate) fn answer_with(server: Arc<Server>) -> Box<Answering> {
     Box::new(move |header, request, later| {
-        if let Some(reply) = server.answer_staged(header, &request) {
+        if let Some(reply) = server.answer_unstored(header, &request) {
             return Some(reply);
         }
         if let Some(moved) = server.staged_move(header, &request) {

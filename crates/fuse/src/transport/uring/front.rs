@@ -112,7 +112,7 @@ impl Front {
     /// Answers a request. A panic becomes `EIO`.
     fn reply(&self, header: &Header, request: Request<'_>) -> Reply {
         let reply = || {
-            if let Some(reply) = self.server().answer_staged(header, &request) {
+            if let Some(reply) = self.server().answer_unstored(header, &request) {
                 return reply;
             }
             if let Some(moved) = self.server().staged_move(header, &request) {
