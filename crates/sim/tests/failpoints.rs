@@ -111,10 +111,14 @@ struct Found {
 fn first_seed(fault: Option<Fault>) -> u64 {
     match fault {
         Some(Fault::DeletedNameNotFreed) => 2,
-        Some(Fault::PinnedLeafFreedAtOnce | Fault::PinnedLeafFreedAtEnd) => 4,
-        Some(Fault::EpochNotRaised | Fault::OlderEpochAccepted) => 5,
-        Some(Fault::SnapshotContentsKept) => 7,
-        Some(Fault::OpenWithoutSync) => 10,
+        Some(
+            Fault::PinnedLeafFreedAtOnce
+            | Fault::PinnedLeafFreedAtEnd
+            | Fault::EpochNotRaised
+            | Fault::OlderEpochAccepted,
+        ) => 7,
+        Some(Fault::SnapshotContentsKept) => 16,
+        Some(Fault::OpenWithoutSync) => 20,
         _ => 1,
     }
 }
