@@ -109,6 +109,32 @@ fn lose_table(tree: Tree, dev: &Arc<dyn Device>) {
     }
 }
 
+/// Reads every key of the model: each value is right, or cannot be read. Returns the numbers of both.
+fn read_what_is_left(tree: &Tree, model: &Model) -> (usize, usize) {
+    let (mut right, mut errors) = (0, 0);
+    for (key, value) in model {
+        match tree.get(key) {
+            Ok(found) => {
+                assert_eq!(found.as_deref(), Some(&value[..]));
+                right += 1;
+            }
+            Err(error) => {
+                assert!(error.is_of_a_read(), "{error}");
+                errors += 1;
+            }
+        }
+    }
+    (right, errors)
+}
+
+/// Nodes are lost (T9), and nothing else is wrong.
+fn a_node_is_lost(tree: &Tree) {
+    let violations = tree.verify(&mut |_| {}).unwrap();
+    assert!(!violations.is_empty());
+    let others = |violation: &&String| !violation.starts_with("T9");
+    assert_eq!(violations.iter().find(others), None);
+}
+
 #[test]
 fn an_edited_clone_takes_one_block_and_is_read_again() {
     let Edited { dev, tree, model } = edited();
@@ -182,16 +208,8 @@ fn a_guest_whose_carrier_is_lost_gets_a_place_of_its_own() {
     let mut moved = moved.filter(|record| record.checksum == guest.checksum);
     let moved = moved.next().expect("the guest is there");
     assert_eq!((moved.offset, moved.used_bytes), (0, guest.used_bytes));
-    let violations = tree.verify(&mut |_| {}).unwrap();
-    assert!(!violations.is_empty(), "the carrier is lost");
-    let others = |violation: &&String| !violation.starts_with("T9");
-    assert_eq!(violations.iter().find(others), None);
-    for (key, value) in &model {
-        match tree.get(key) {
-            Ok(found) => assert_eq!(found.as_deref(), Some(&value[..])),
-            Err(error) => assert!(error.is_of_a_read(), "{error}"),
-        }
-    }
+    a_node_is_lost(&tree);
+    read_what_is_left(&tree, &model);
 }
 
 #[test]
@@ -201,19 +219,7 @@ fn a_damaged_carrier_costs_its_messages_alone() {
     tree.close().unwrap();
     dev.write_at(guest.extent.addr + 40, &[0xa5; 8]).unwrap();
     let tree = open(&dev);
-    let (mut errors, mut right) = (0, 0);
-    for (key, value) in &model {
-        match tree.get(key) {
-            Ok(found) => {
-                assert_eq!(found.as_deref(), Some(&value[..]));
-                right += 1;
-            }
-            Err(error) => {
-                assert!(error.is_of_a_read(), "{error}");
-                errors += 1;
-            }
-        }
-    }
+    let (right, errors) = read_what_is_left(&tree, &model);
     assert!(errors > 0 && right > errors, "{errors} {right}");
 }
 
@@ -228,16 +234,8 @@ fn a_rebuild_goes_on_without_a_guest_that_cannot_be_read() {
     let rebuilt = rebuild(&dev);
     assert_eq!(rebuilt.lost.len(), 1, "{rebuilt:?}");
     let tree = open(&dev);
-    let violations = tree.verify(&mut |_| {}).unwrap();
-    let others = |violation: &&String| !violation.starts_with("T9");
-    assert!(!violations.is_empty());
-    assert_eq!(violations.iter().find(others), None);
-    for (key, value) in &model {
-        match tree.get(key) {
-            Ok(found) => assert_eq!(found.as_deref(), Some(&value[..])),
-            Err(error) => assert!(error.is_of_a_read(), "{error}"),
-        }
-    }
+    a_node_is_lost(&tree);
+    read_what_is_left(&tree, &model);
 }
 
 /// A rebuild that was cut off may leave a newer trailer over bytes that are none of the node.

@@ -2,12 +2,30 @@
 
 use std::sync::Arc;
 
-use ramet_block::{Budget, Device, Extent, MemDevice, MetadataCopies};
+use ramet_block::{Budget, Codec, Device, Extent, MemDevice, MetadataCopies};
 use ramet_nodetable::NodeTable;
 
 use crate::node::trailer::Opening;
-use crate::shape::TreeShape;
+use crate::shape::{OpenOptions, TreeShape};
 use crate::store::store::Store;
+use crate::tree::api::Tree;
+use crate::tree::format::FormatOptions;
+
+/// A tree on a new volume of so many bytes in memory. Its nodes are not compressed, and nothing
+/// works in the background.
+pub(crate) fn raw_tree(volume_bytes: u64) -> Tree {
+    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(volume_bytes));
+    let format = FormatOptions {
+        codec: Some(Codec::Raw),
+        ..FormatOptions::default()
+    };
+    Tree::format(&dev, &format).expect("a new volume");
+    let open = OpenOptions {
+        manual: true,
+        ..OpenOptions::default()
+    };
+    Tree::open(dev, open).expect("it opens")
+}
 
 /// The store of an empty volume of 8 MiB, with a cache of 1 MiB. Node 10 is the first new one.
 pub(crate) fn store() -> Arc<Store> {

@@ -26,6 +26,14 @@ use crate::staged::{self, Ended};
 /// Type of the mounts that show snapshots.
 const VIEWS_TYPE: &[u8] = b"fuse.ramet-views";
 
+/// The names of a path.
+fn names_of(path: &Path) -> impl Iterator<Item = &[u8]> {
+    path.components().filter_map(|part| match part {
+        Component::Normal(name) => Some(name.as_bytes()),
+        _ => None,
+    })
+}
+
 /// An object by its path in a volume.
 pub struct Located {
     /// The mount point.
@@ -61,22 +69,15 @@ impl Located {
         let mounts = mountinfo::mounts().map_err(|e| Failure::system(path, e))?;
         let mut whole = above;
         whole.extend(&rest);
-        let around = mounts.iter().filter(|mount| whole.starts_with(&mount.dir));
-        let Some(mount) = around.max_by_key(|mount| mount.dir.components().count()) else {
+        let Some(mount) = mountinfo::around(&mounts, &whole) else {
             return Err(mounted(path, Errno::NOTTY));
         };
         let inside = whole.strip_prefix(&mount.dir).unwrap_or(&whole);
-        let names = |path: &Path| {
-            let names = path.components().filter_map(|part| match part {
-                Component::Normal(name) => Some(name.as_bytes()),
-                _ => None,
-            });
-            names.collect::<Vec<_>>().join(&b'/')
-        };
+        let joined = |path: &Path| names_of(path).collect::<Vec<_>>().join(&b'/');
         Ok(Located {
             root: Root::open_dir(&mount.dir).map_err(failed)?,
-            inside: names(inside),
-            path: names(&mount.root.join(inside)),
+            inside: joined(inside),
+            path: joined(&mount.root.join(inside)),
             dir: mount.dir.clone(),
         })
     }
@@ -182,17 +183,13 @@ impl Shown {
             return Ok(None);
         };
         let mounts = mountinfo::mounts().map_err(|e| Failure::system(path, e))?;
-        let around = mounts.iter().filter(|mount| parent.starts_with(&mount.dir));
-        let mount = around.max_by_key(|mount| mount.dir.components().count());
+        let mount = mountinfo::around(&mounts, &parent);
         let Some(mount) = mount.filter(|mount| mount.kind == VIEWS_TYPE) else {
             return Ok(None);
         };
         let inside = parent.strip_prefix(&mount.dir).unwrap_or(&parent);
-        let names = mount.root.join(inside).join(name);
-        let mut names = names.components().filter_map(|part| match part {
-            Component::Normal(name) => Some(name.as_bytes()),
-            _ => None,
-        });
+        let object = mount.root.join(inside).join(name);
+        let mut names = names_of(&object);
         let Some(Ok(snapshot)) = names.next().map(std::str::from_utf8) else {
             return Ok(None);
         };

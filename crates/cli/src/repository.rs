@@ -24,6 +24,10 @@ use crate::{git, resolve};
 
 /// Directories of a repository that are looked at for locks, at most.
 const DIRS_MAX: usize = 100_000;
+/// Submodules whose indexes are looked at, at most.
+const MODULES_MAX: usize = 1000;
+/// The setting with the working tree of a repository.
+const WORKTREE: &str = "core.worktree";
 /// Lock files in the store of objects, which is not searched.
 const OBJECT_LOCKS: [(&str, &str); 3] = [
     ("info", "commit-graph.lock"),
@@ -151,11 +155,6 @@ pub fn settle(new: &New<'_>) -> Outcome<Vec<Renumbered>> {
 fn shown(path: &Path) -> String {
     escaped(path.as_os_str().as_bytes())
 }
-
-/// Submodules whose indexes are looked at, at most.
-const MODULES_MAX: usize = 1000;
-/// The setting with the working tree of a repository.
-const WORKTREE: &str = "core.worktree";
 
 /// Removes the lock files of programs that worked on the original. The answer is the directories of
 /// repositories with an index.

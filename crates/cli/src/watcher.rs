@@ -36,8 +36,7 @@ pub struct Watcher(PipeWriter);
 
 impl Watcher {
     /// Starts a watcher of the mount at `dir`, which stands, and of that at `views`, which may come
-    /// later. The calling thread must live as long
-    /// as the daemon.
+    /// later. The calling thread must live as long as the daemon.
     ///
     /// # Errors
     /// The system has no more pipes or processes.

@@ -111,6 +111,29 @@ pub fn run_ok<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S]) -> String
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
+/// Runs the command, which must succeed; returns its standard output.
+pub fn done(args: &[&str]) -> String {
+    run_ok(ramet_bin(), args)
+}
+
+/// Runs the command, which must fail; returns its standard error.
+///
+/// # Panics
+/// If it succeeds.
+pub fn refused(args: &[&str]) -> String {
+    let out = run(ramet_bin(), args);
+    assert!(!out.status.success(), "{args:?} is not refused");
+    String::from_utf8_lossy(&out.stderr).into_owned()
+}
+
+/// The text of a path.
+///
+/// # Panics
+/// If it is not UTF-8. Paths of tests are.
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("temporary paths are UTF-8")
+}
+
 /// A temporary folder with a volume image and an empty mount point.
 pub struct Bed {
     dir: TempDir,

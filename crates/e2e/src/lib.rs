@@ -18,7 +18,10 @@ pub mod history;
 pub mod loads;
 pub mod tree;
 
-pub use bed::{Bed, Mount, force_unmount, is_mount_point, kill_and_wait, ramet_bin, run, run_ok};
+pub use bed::{
+    Bed, Mount, done, force_unmount, is_mount_point, kill_and_wait, ramet_bin, refused, run,
+    run_ok, text,
+};
 pub use ext4::Ext4;
 
 use rand::SeedableRng;

@@ -9,27 +9,12 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use ramet_e2e::{Bed, ramet_bin, run, run_ok};
+use ramet_e2e::{Bed, done, ramet_bin, refused, run, run_ok, text};
 use serde_json::Value;
 
 const TRANSPORTS: [&str; 2] = ["io_uring", "no_io_uring"];
 /// The longest wait for a process of a test.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn done(args: &[&str]) -> String {
-    run_ok(ramet_bin(), args)
-}
-
-/// The refusal of a command.
-fn refused(args: &[&str]) -> String {
-    let out = run(ramet_bin(), args);
-    assert!(!out.status.success(), "{args:?} is not refused");
-    String::from_utf8_lossy(&out.stderr).into_owned()
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("temporary paths are UTF-8")
-}
 
 fn parsed(told: &str) -> Vec<Value> {
     serde_json::from_str(told).expect("JSON")

@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ramet_e2e::{Bed, ramet_bin, run, run_ok};
+use ramet_e2e::{Bed, ramet_bin, run, run_ok, text};
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, setxattr};
 
 /// Both transports, as options of `ramet mount`.
@@ -20,10 +20,6 @@ const USER: u32 = 65534;
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("temporary paths are UTF-8")
 }
 
 /// Makes a tree with every kind of object.

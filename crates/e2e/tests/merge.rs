@@ -14,7 +14,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use ramet_e2e::{Bed, Mount, ramet_bin, run, run_ok};
+use ramet_e2e::{Bed, Mount, done, ramet_bin, run, run_ok};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use serde_json::Value;
@@ -22,10 +22,6 @@ use serde_json::Value;
 const TRANSPORTS: [&str; 2] = ["io_uring", "no_io_uring"];
 /// The longest wait for something that comes at once.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn done(args: &[&str]) -> String {
-    run_ok(ramet_bin(), args)
-}
 
 fn status(args: &[&str]) -> (i32, String) {
     let Output {

@@ -2,31 +2,15 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::process::Output;
 
-use ramet_e2e::{Bed, ramet_bin, run, run_ok};
+use ramet_e2e::{Bed, done, ramet_bin, refused, run, run_ok, text};
 use serde_json::Value;
 
 const TRANSPORTS: [&str; 2] = ["io_uring", "no_io_uring"];
 
 fn ramet(args: &[&str]) -> Output {
     run(ramet_bin(), args)
-}
-
-fn done(args: &[&str]) -> String {
-    run_ok(ramet_bin(), args)
-}
-
-/// The refusal of a command.
-fn refused(args: &[&str]) -> String {
-    let out = ramet(args);
-    assert!(!out.status.success(), "{args:?} is not refused");
-    String::from_utf8_lossy(&out.stderr).into_owned()
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("temporary paths are UTF-8")
 }
 
 fn list(dir: &str) -> Vec<Value> {

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ramet_e2e::{Bed, Mount, run, run_ok};
+use ramet_e2e::{Bed, Mount, run, run_ok, text};
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 
 /// An ordinary user without a name.
@@ -35,10 +35,6 @@ fn users() -> Vec<u32> {
         true => vec![0, USER],
         false => vec![geteuid().as_raw()],
     }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("temporary paths are UTF-8")
 }
 
 fn said(out: &Output) -> String {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ramet_e2e::{Bed, Mount, force_unmount, ramet_bin, run, run_ok};
+use ramet_e2e::{Bed, Mount, done, force_unmount, ramet_bin, refused, run, run_ok, text};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 
@@ -17,20 +17,6 @@ const ESTALE: i32 = 116;
 const ENOTCONN: i32 = 107;
 /// How long daemon, kernel and watcher may take for steps of their own.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("temporary paths are UTF-8")
-}
-
-fn done(args: &[&str]) -> String {
-    run_ok(ramet_bin(), args)
-}
-
-fn refused(args: &[&str]) -> String {
-    let out = run(ramet_bin(), args);
-    assert!(!out.status.success(), "{args:?} is not refused");
-    String::from_utf8_lossy(&out.stderr).into_owned()
-}
 
 /// Waits until `is_so`, for so long that it counts as never.
 fn until(why: &str, mut is_so: impl FnMut() -> bool) {

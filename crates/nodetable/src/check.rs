@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::page::Link;
 use crate::record::{Head, KeyKind, Meta, NodeId, NodeRecord, parse_key, record_key};
 use crate::scrub::BadPage;
-use crate::table::{NodeTable, TableRoots, Writer, read_head, read_record};
+use crate::table::{NodeTable, TableRoots, Writer, has_carrier, read_record};
 use crate::tree::ShadowTree;
 use crate::verify::{Violation, verify_free_map, verify_tree};
 
@@ -108,12 +108,9 @@ impl NodeTable {
         if record.offset == 0 {
             return Ok(None);
         }
-        for child in &record.children {
-            let carrier = read_head(&self.store, &writer.tree.root, *child)?;
-            let is_carrier = |carrier: Head| carrier.carries(record.extent, record.offset);
-            if carrier.is_some_and(is_carrier) {
-                return Ok(None);
-            }
+        let place = (record.extent, record.offset);
+        if has_carrier(&self.store, &writer.tree.root, &record.children, place)? {
+            return Ok(None);
         }
         let extent = record.extent;
         let detail = format!("node {} lies in {extent}, which no child of it owns", id.0);

@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::page::Structure;
 use crate::record::{Head, Meta, NewNode, NodeId, piece_key, record_key, zombie_key};
 use crate::store::PageStore;
-use crate::table::{NodeTable, TableRoots, Writer, read_head, read_record};
+use crate::table::{NodeTable, TableRoots, Writer, has_carrier, read_head, read_record};
 use crate::tree::Root;
 
 /// Damaged pages that one commit renews. Each is read before, from a device that may be slow to fail.
@@ -284,13 +284,9 @@ impl Change<'_> {
 
     /// Checks that a node that a new guest names owns the extent, and ends before the guest.
     fn check_guest(&self, guest: &NewNode) -> Result<()> {
-        // Segments come last in the list of children.
-        for child in guest.children.iter().rev() {
-            let child = read_head(self.store, &self.writer.tree.root, *child)?;
-            let carries = |head: Head| head.carries(guest.extent, guest.offset);
-            if child.is_some_and(carries) {
-                return Ok(());
-            }
+        let place = (guest.extent, guest.offset);
+        if has_carrier(self.store, &self.writer.tree.root, &guest.children, place)? {
+            return Ok(());
         }
         let extent = guest.extent;
         let detail = format!("N9: it lies in {extent}, which no child of it owns");

@@ -366,6 +366,23 @@ pub(crate) fn read_head(store: &PageStore, root: &Root, id: NodeId) -> Result<Op
     }
 }
 
+/// Whether one of `children` owns the extent of a guest that names them, and ends before it.
+pub(crate) fn has_carrier(
+    store: &PageStore,
+    root: &Root,
+    children: &[NodeId],
+    (extent, offset): (Extent, u32),
+) -> Result<bool> {
+    // Segments come last in the list of children.
+    for child in children.iter().rev() {
+        let head = read_head(store, root, *child)?;
+        if head.is_some_and(|head| head.carries(extent, offset)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 pub(crate) fn read_record(
     store: &PageStore,
     root: &Root,

@@ -564,7 +564,7 @@ fn write_clean_superblock(all: &Checkpointer) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use ramet_block::{Codec, Device, MemDevice};
+    use ramet_block::{Device, MemDevice};
 
     use super::*;
     use crate::key::range::KeyRange;
@@ -575,6 +575,7 @@ mod tests {
     use crate::reshape::make::NodeMaker;
     use crate::shape::OpenOptions;
     use crate::shape::TreeShape;
+    use crate::testing::raw_tree;
     use crate::tree::api::Tree;
     use crate::tree::batch::Batch;
     use crate::tree::format::FormatOptions;
@@ -645,17 +646,7 @@ mod tests {
 
     #[test]
     fn a_segment_in_fragments_reserves_its_space_until_its_last_reference_goes() {
-        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(4 << 20));
-        let format = FormatOptions {
-            codec: Some(Codec::Raw),
-            ..FormatOptions::default()
-        };
-        Tree::format(&dev, &format).unwrap();
-        let open = OpenOptions {
-            manual: true,
-            ..OpenOptions::default()
-        };
-        let tree = Tree::open(dev, open).unwrap();
+        let tree = raw_tree(4 << 20);
         let store = &tree.inner.store;
         let before = store.space.reserved_bytes();
         let mut root = Skeleton::empty(1, KeyRange::all());

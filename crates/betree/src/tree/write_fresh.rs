@@ -178,7 +178,7 @@ impl Pairs {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, MemDevice};
+    use ramet_block::{BLOCK_BYTES, Extent};
 
     use super::*;
     use crate::key::range::KeyRange;
@@ -186,23 +186,7 @@ mod tests {
     use crate::node::buffer::Buffer;
     use crate::node::message::Point;
     use crate::node::skeleton::{Child, Edge, SegRef, Skeleton};
-    use crate::shape::OpenOptions;
-    use crate::tree::api::Tree;
-    use crate::tree::format::FormatOptions;
-
-    fn tree() -> Tree {
-        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
-        let format = FormatOptions {
-            codec: Some(Codec::Raw),
-            ..FormatOptions::default()
-        };
-        Tree::format(&dev, &format).unwrap();
-        let open = OpenOptions {
-            manual: true,
-            ..OpenOptions::default()
-        };
-        Tree::open(dev, open).unwrap()
-    }
+    use crate::testing::raw_tree;
 
     fn segment(store: &Store, bytes: usize) -> Arc<Handle> {
         let mut run = Buffer::default();
@@ -285,7 +269,7 @@ mod tests {
     #[test]
     fn a_segment_is_written_before_a_node_below_its_guest_that_names_it_too() {
         for is_full in [false, true] {
-            let tree = tree();
+            let tree = raw_tree(8 << 20);
             let store = &tree.inner.store;
             let shared = segment(store, 6000);
             let low = node(store, &[], std::slice::from_ref(&shared));
@@ -303,7 +287,7 @@ mod tests {
 
     #[test]
     fn each_node_of_a_chain_lies_behind_the_segment_that_it_was_made_with() {
-        let tree = tree();
+        let tree = raw_tree(8 << 20);
         let store = &tree.inner.store;
         let segments: Vec<_> = (0..6).map(|_| segment(store, 900)).collect();
         let nodes = (1..=6)
@@ -332,7 +316,7 @@ mod tests {
                     .wrapping_add(1);
                 (state >> 33) as usize % end
             };
-            let tree = tree();
+            let tree = raw_tree(8 << 20);
             let store = &tree.inner.store;
             let before = store.table.stats().allocated;
             let segments: Vec<_> = (0..6).map(|_| segment(store, 500 + below(6000))).collect();

@@ -116,6 +116,14 @@ fn newest(mounts: &[MountInfo], dir: &Path) -> Option<Device> {
     Some(found.device)
 }
 
+/// The mount that shows `path`, which is absolute and without links and need not be there: the newest
+/// one on the nearest directory.
+#[must_use]
+pub fn around<'a>(mounts: &'a [MountInfo], path: &Path) -> Option<&'a MountInfo> {
+    let around = mounts.iter().filter(|mount| path.starts_with(&mount.dir));
+    around.max_by_key(|mount| mount.dir.components().count())
+}
+
 /// A mount point at which the file system that is mounted at `dir` stays when `dir` is unmounted.
 #[must_use]
 pub fn stays_at<'a>(mounts: &'a [MountInfo], dir: &Path) -> Option<&'a Path> {

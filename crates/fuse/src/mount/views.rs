@@ -261,10 +261,7 @@ fn may_make_names(dir: &Path) -> bool {
 /// Whether `dir`, which need not be there, lies on the file system `device`, by the list of mounts
 /// alone.
 fn lies_on(mounts: &[MountInfo], dir: &Path, device: Device) -> bool {
-    let around = mounts.iter().filter(|mount| dir.starts_with(&mount.dir));
-    // The newest of several on one directory is the one that is seen.
-    let seen = around.max_by_key(|mount| mount.dir.components().count());
-    seen.is_some_and(|mount| mount.device == device)
+    mountinfo::around(mounts, dir).is_some_and(|mount| mount.device == device)
 }
 
 #[cfg(test)]

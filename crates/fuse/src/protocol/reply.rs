@@ -69,7 +69,7 @@ impl Reply {
     /// An entry that was found or made.
     #[must_use]
     pub fn entry(attr: &Attr) -> Self {
-        Self::new(&entry_out(attr).encode(), Body::Empty)
+        Self::entry_within(attr, TTL)
     }
 
     /// An entry with its attributes that leads to the object this once.
@@ -111,13 +111,7 @@ impl Reply {
     /// Attributes.
     #[must_use]
     pub fn attr(attr: &Attr) -> Self {
-        let out = abi::AttrOut {
-            attr_valid: TTL.as_secs(),
-            attr_valid_nsec: TTL.subsec_nanos(),
-            padding: 0,
-            attr: attr_out(attr),
-        };
-        Self::new(&out.encode(), Body::Empty)
+        Self::attr_within(attr, TTL)
     }
 
     /// Attributes that the kernel may believe for `ttl`.
