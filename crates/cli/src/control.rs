@@ -43,6 +43,12 @@ pub struct DaemonState {
     pub device_bytes: u64,
     /// The reason for which the volume takes no more writes, if it takes none.
     pub poisoned: Option<String>,
+    /// Number of the mount of the volume, beside which this mount shows a snapshot.
+    #[serde(default)]
+    pub live_mount: Option<String>,
+    /// Numbers of the mounts that show snapshots beside this mount of the volume.
+    #[serde(default)]
+    pub snapshot_mounts: Vec<String>,
 }
 
 type Answer<T = ()> = rustix::io::Result<T>;

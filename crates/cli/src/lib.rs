@@ -4,6 +4,7 @@
 mod args;
 mod bench;
 mod beneath;
+mod beside;
 mod budget;
 mod control;
 mod copy;

@@ -14,6 +14,7 @@ use ramet_fuse::{MountOptions, options_in};
 use rustix::mount::UnmountFlags;
 
 use crate::args::Mount;
+use crate::beside::Live;
 use crate::budget::budget;
 use crate::control::Root;
 use crate::detach::detach;
@@ -26,6 +27,11 @@ pub fn run(args: &Mount) -> Outcome<u8> {
     // Both roles refuse here all that can be refused before a daemon runs. Paths are made absolute
     // because the daemon leaves the current directory.
     let (plan, log) = plan(args)?;
+    if let Some(name) = plan.snapshot.as_deref().filter(|_| !args.daemon)
+        && let Some(live) = Live::of(&plan.volume)?
+    {
+        return live.mount(&plan, name).map(|()| 0);
+    }
     if args.foreground {
         return daemon::serve(plan, args.daemon);
     }

@@ -18,7 +18,7 @@ use crate::detach::detach;
 use crate::failure::{Failure, Outcome, is_of_dead_mount, reason};
 use crate::host::wait_for_lock;
 use crate::mounts::RametMount;
-use crate::{daemon, mounts, output};
+use crate::{beside, daemon, mounts, output};
 
 /// How long a command waits for the end of a daemon before it tells the user so.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -37,6 +37,10 @@ pub fn run(args: &Umount) -> Outcome {
         Err(Errno::ACCESS) if rustix::process::geteuid().is_root() => {
             refuse_if_it_stays(&dir)?;
             detach(&dir, UnmountFlags::empty())?;
+            if !mount.volume.exists() {
+                // A snapshot beside the mount of its volume, or a volume that was removed.
+                return Ok(());
+            }
             waiting(&dir, || wait_for_lock(&mount.volume))?;
             return closed(&mount);
         }
@@ -57,6 +61,11 @@ pub fn run(args: &Umount) -> Outcome {
     // another process later.
     let daemon = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
     refuse_if_it_stays(&dir)?;
+    if let Some(live) = &state.live_mount {
+        drop(root);
+        return beside::unmount(&dir, live);
+    }
+    beside::refuse_if_shown(&dir, &state)?;
     if state.poisoned.as_deref() == Some(SHUT_DOWN) {
         drop(root);
         detach(&dir, UnmountFlags::empty())?;

@@ -104,7 +104,7 @@ pub use tools::merge_plan::{Clash, Conflict, Favor, LeftOut};
 pub use tools::mkfs::UnfinishedVolume;
 pub use tools::scrub::{Damaged, ScrubPage};
 pub use tools::snapshot_calls::{
-    SnapshotReply, SnapshotRequest, ToldChange, ToldSnapshot, answer_snapshots,
+    MountToServe, SnapshotReply, SnapshotRequest, ToldChange, ToldSnapshot, answer_snapshots,
 };
 pub use tools::stage_calls::{Replaced, STAGED_NAME, StageReply, StageRequest};
 pub use volume::{Volume, has_lost_its_snapshot, is_view, passing_view, view};

@@ -28,7 +28,7 @@ pub use error::{Error, Result};
 pub use fuzzed::Requests;
 pub use mount::mountinfo;
 pub use mount::options::{Durability, MountOptions, Transport, Views, options_in};
-pub use mount::session::{Mounted, Unmounter, serve, set_read_ahead};
+pub use mount::session::{Mounted, Unmounter, attach_only, serve, set_read_ahead};
 pub use mount::volume::mount;
 #[cfg(fuzzing)]
 pub use server::ioctl::Controls;

@@ -8,7 +8,6 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_block::Use;
 
 use crate::error::{Error, Result};
 use crate::format::ino::Ino;
@@ -21,6 +20,9 @@ use crate::namespace::resolve::Namespace;
 const WHOLE_PART: u64 = 32;
 /// All inodes take this part of it at most, as far as the kernel can forget some.
 const INODES_PART: u64 = 8;
+/// Inodes of one volume take this part of it in any case, however many those of others of the same
+/// budget take.
+const LEAST_PART: u64 = 64;
 /// A round looks at [`LOOKED_AT`] inodes for each of these inodes beyond the budget, up to so many
 /// times.
 const EXCESS_STEP: usize = 128;
@@ -84,8 +86,14 @@ impl Namespace {
         self.table.len().saturating_sub(whole_max)
     }
 
+    /// Tells the budget the memory of inodes. Answers that of all volumes of the budget.
+    fn tell(&self) -> u64 {
+        self.told.tell(self.table.memory_bytes())
+    }
+
     fn is_over(&self) -> bool {
-        self.table.memory_bytes() > self.tree.budget().part(INODES_PART)
+        let (all, budget) = (self.tell(), self.tree.budget());
+        all > budget.part(INODES_PART) && self.table.memory_bytes() > budget.part(LEAST_PART)
     }
 
     /// Whether more inodes should be compact, or forgotten by the kernel.
@@ -96,8 +104,7 @@ impl Namespace {
     /// Makes some inodes compact if there are many that are not, the more the more there are.
     /// Answers their number.
     pub(crate) fn compact_inodes(&self) -> usize {
-        let budget = self.tree.budget();
-        budget.set(Use::Inodes, self.table.memory_bytes());
+        self.tell();
         let excess = self.excess();
         if excess == 0 || !self.compaction.is_due() {
             return 0;
@@ -110,7 +117,7 @@ impl Namespace {
         let is_live = |dir: &Arc<Inode>| topology.dir_path(dir).is_ok();
         let round = self.table.compact(looks, is_live);
         self.compaction.is_done(round);
-        budget.set(Use::Inodes, self.table.memory_bytes());
+        self.tell();
         round.made
     }
 
@@ -128,7 +135,7 @@ impl Namespace {
 mod tests {
     use std::sync::atomic::{AtomicI64, Ordering};
 
-    use ramet_block::{Budget, Device, MemDevice};
+    use ramet_block::{Budget, Device, MemDevice, Use};
 
     use crate::clock::Clock;
     use crate::format::ino::{Identity, ROOT_INO};

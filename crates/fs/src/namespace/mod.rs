@@ -18,6 +18,7 @@ pub(crate) mod protection;
 pub(crate) mod resolve;
 pub(crate) mod slot_index;
 pub(crate) mod timed;
+mod told;
 pub(crate) mod topology;
 pub(crate) mod transaction;
 pub(crate) mod wake;

@@ -21,6 +21,7 @@ use crate::namespace::notes::Unsettled;
 use crate::namespace::numbers::{Counters, Numbers};
 use crate::namespace::protection::Protections;
 use crate::namespace::timed::TimedRwLock;
+use crate::namespace::told::ToldInodes;
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::Round;
 
@@ -53,6 +54,7 @@ pub(crate) struct Namespace {
     pub(crate) links: TimedRwLock<()>,
     pub(crate) topology: TimedRwLock<Topology>,
     pub(super) compaction: Compaction,
+    pub(super) told: ToldInodes,
     pub(crate) protections: Protections,
     pub(crate) unsettled: Unsettled,
     /// Keeps the root in the table when the kernel forgets it.
@@ -82,6 +84,7 @@ impl Namespace {
         table.adopt(&root, None);
         let notes = keys::range(keys::NOTES, b"");
         let mut notes = tree.scan(&notes, successor_of_prefix(&notes).as_deref());
+        let told = ToldInodes::new(tree.budget());
         Ok(Arc::new(Self {
             protections: Protections::new(&tree)?,
             unsettled: Unsettled::new(notes.advance()?, links_at_once),
@@ -91,6 +94,7 @@ impl Namespace {
             links: TimedRwLock::new(()),
             topology: TimedRwLock::new(Topology { generation: 0 }),
             compaction: Compaction::default(),
+            told,
             _root: root,
         }))
     }

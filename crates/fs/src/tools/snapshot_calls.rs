@@ -57,11 +57,27 @@ pub enum SnapshotRequest {
         /// Names of the object from the root of the volume, joined by `/`.
         path: Vec<u8>,
     },
+    /// Serve a mount that shows a snapshot, along with the mount that the call is made on.
+    Serve(MountToServe),
     /// Tell the policy.
     Policy {
         /// Store this one first: `hourly=24,daily=7`, or `none`.
         set: Option<String>,
     },
+}
+
+/// A mount that shows a snapshot, made by the calling process. Nobody serves it yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MountToServe {
+    /// Name of the snapshot.
+    pub snapshot: String,
+    /// The mount point, as the process sees it.
+    pub dir: String,
+    /// Number of the mounted file system, as proc(5) writes it: `0:57`.
+    pub device: String,
+    /// The connection to the kernel: a descriptor of the process, which is open during the call.
+    pub descriptor: i32,
 }
 
 impl SnapshotRequest {
@@ -152,7 +168,8 @@ pub struct SnapshotReply {
 /// Snapshots in one answer: it fits an ioctl with the longest names.
 const LISTED_AT_ONCE: usize = 16;
 
-/// Carries a request out, but for those that need more than the snapshots: restoring and comparing.
+/// Carries a request out, but for those that need more than the snapshots: restoring, comparing and
+/// serving a mount.
 ///
 /// # Errors
 /// `Unsupported` for those; those of [`Snapshots`]; `Invalid` for a policy that makes no sense.
@@ -182,9 +199,9 @@ pub fn answer_snapshots(snapshots: &Snapshots, request: &SnapshotRequest) -> Res
             reply.next = past.next;
             reply.changes = past.changes.into_iter().map(ToldChange::from).collect();
         }
-        SnapshotRequest::Restore { .. } | SnapshotRequest::Diff { .. } => {
-            return Err(Error::Unsupported);
-        }
+        SnapshotRequest::Restore { .. }
+        | SnapshotRequest::Diff { .. }
+        | SnapshotRequest::Serve(_) => return Err(Error::Unsupported),
         SnapshotRequest::Policy { set } => {
             if let Some(text) = set {
                 let policy = text.parse();

@@ -4,6 +4,7 @@
 //! call with `ENOTCONN`.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,12 @@ pub const PATH: &str = "/proc/self/mountinfo";
 pub struct Device {
     major: u32,
     minor: u32,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.major, self.minor)
+    }
 }
 
 /// One mount.
@@ -81,7 +88,9 @@ impl Device {
         format!("/sys/class/bdi/{}:{}/read_ahead_kb", self.major, self.minor)
     }
 
-    fn parse(field: &[u8]) -> Option<Self> {
+    /// The number that is written as `MAJOR:MINOR`; `None` for any other text.
+    #[must_use]
+    pub fn parse(field: &[u8]) -> Option<Self> {
         let (major, minor) = std::str::from_utf8(field).ok()?.split_once(':')?;
         Some(Self {
             major: major.parse().ok()?,
@@ -107,7 +116,8 @@ pub fn mounts_of(process: u32) -> io::Result<Vec<MountInfo>> {
 }
 
 /// The file system mounted at `dir`, which is absolute and without links: the newest of several.
-pub(crate) fn device_at(dir: &Path) -> Option<Device> {
+#[must_use]
+pub fn device_at(dir: &Path) -> Option<Device> {
     newest(&mounts().ok()?, dir)
 }
 

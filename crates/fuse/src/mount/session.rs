@@ -7,8 +7,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ramet_block::Use;
 use ramet_block::failpoints;
+use ramet_block::{Held, Use};
 use ramet_fs::Volume;
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -30,8 +30,12 @@ pub struct Mounted {
     readers: Option<Readers>,
     rings: Option<Serving>,
     no_rings: Option<io::Error>,
-    /// The mount of the views of snapshots, which ends after all requests.
-    views: Option<Beside>,
+    /// The other mounts of this volume, which end after all requests.
+    beside: Option<Beside>,
+    /// Memory for requests.
+    buffers: Option<Held>,
+    /// Whether this process made the mount, and removes it at the end.
+    is_own: bool,
     /// Whether all requests have ended.
     is_over: bool,
     unmounter: Unmounter,
@@ -40,10 +44,12 @@ pub struct Mounted {
 /// The pause between two looks for the end of a mount.
 const END_PAUSE: Duration = Duration::from_millis(2);
 
-/// A second mount, on a directory of its own.
+/// Mounts that come and go along with the one of the volume: the views of snapshots, and mounts of
+/// single snapshots.
 pub(super) struct Beside {
-    pub(super) dir: PathBuf,
-    /// Ends it.
+    /// The directory of the views, if there are any.
+    pub(super) views_dir: Option<PathBuf>,
+    /// Ends them.
     pub(super) end: Box<dyn FnOnce() + Send + Sync>,
 }
 
@@ -70,6 +76,15 @@ pub struct Unmounter {
 }
 
 impl Unmounter {
+    /// For the mount of the file system `device` at `dir`, if this process sees it there.
+    pub(super) fn of(dir: PathBuf, device: Device, helper: &Path) -> Self {
+        Self {
+            dir: Arc::new(dir),
+            device: Some(device),
+            helper: helper.into(),
+        }
+    }
+
     /// Asks the kernel to unmount; [`Mounted::wait`] returns when it is done.
     ///
     /// # Errors
@@ -83,8 +98,13 @@ impl Unmounter {
         self.device
     }
 
+    /// The mount point.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Ends the mount at once. Its requests are answered `ECONNABORTED`.
-    fn abort(&self) {
+    pub(super) fn abort(&self) {
         // fusermount3 of an ordinary user only unmounts, and leaves waiting programs waiting for
         // ever. So the connection is aborted first.
         if let Some(device) = self.device
@@ -111,7 +131,7 @@ impl Unmounter {
     }
 
     /// Whether this mount is the one at its directory, as far as this process can tell.
-    fn is_mounted(&self) -> bool {
+    pub(super) fn is_mounted(&self) -> bool {
         self.device.is_none() || mountinfo::device_at(&self.dir) == self.device
     }
 
@@ -154,6 +174,14 @@ impl Unmounter {
         let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         Err(failed(std::io::Error::other(text)))
     }
+}
+
+/// Whether the kernel still has the connection `device`.
+pub(super) fn is_connected(device: impl AsFd) -> bool {
+    let mut polled = [PollFd::new(&device, PollFlags::empty())];
+    let now = rustix::event::Timespec::default();
+    let polls = poll(&mut polled, Some(&now)).is_ok();
+    !(polls && polled[0].revents().contains(PollFlags::ERR))
 }
 
 /// Whether no child could be made: umount(2) itself has no such errors with the flags used here.
@@ -232,6 +260,17 @@ pub(super) fn mount(
     Ok(mounted)
 }
 
+/// Mounts on `dir`, and serves no request: another process does, which gets the result.
+///
+/// # Errors
+/// The error of the kernel or of fusermount3.
+pub fn attach_only(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
+    attach(dir, options).map_err(|source| Error::Mount {
+        dir: dir.display().to_string(),
+        source,
+    })
+}
+
 /// Mounts a file system whose requests the result of `answering` serves, for the agreement that it
 /// gets. The file system is usable on return, and requests come through `/dev/fuse`. Tests and
 /// measurements run such a file system beside Ramet.
@@ -279,30 +318,42 @@ impl Mounted {
     pub(super) fn attach(dir: &Path, options: &MountOptions) -> io::Result<Self> {
         let dir = dir.canonicalize()?;
         let device = Arc::new(attach(&dir, options)?);
-        Ok(Self {
+        let unmounter = Unmounter {
+            device: mountinfo::device_at(&dir),
+            dir: Arc::new(dir),
+            helper: options.helper.as_path().into(),
+        };
+        Ok(Self::with(device, unmounter, true))
+    }
+
+    /// A mount that another process made, with the connection `device`, which no process serves yet.
+    pub(super) fn adopt(device: OwnedFd, unmounter: Unmounter) -> Self {
+        Self::with(Arc::new(device), unmounter, false)
+    }
+
+    fn with(device: Arc<OwnedFd>, unmounter: Unmounter, is_own: bool) -> Self {
+        Self {
             device,
             readers: None,
             rings: None,
             no_rings: None,
-            views: None,
+            beside: None,
+            buffers: None,
+            is_own,
             is_over: false,
-            unmounter: Unmounter {
-                device: mountinfo::device_at(&dir),
-                dir: Arc::new(dir),
-                helper: options.helper.as_path().into(),
-            },
-        })
+            unmounter,
+        }
     }
 
-    /// Adds the mount of the views of snapshots, which ends with this one.
-    pub(super) fn show_beside(&mut self, views: Beside) {
-        self.views = Some(views);
+    /// Adds the other mounts of this volume, which end with this one.
+    pub(super) fn show_beside(&mut self, beside: Beside) {
+        self.beside = Some(beside);
     }
 
     /// The directory on which the views of snapshots are mounted when a program looks.
     #[must_use]
     pub fn views_dir(&self) -> Option<&Path> {
-        self.views.as_ref().map(|views| &*views.dir)
+        self.beside.as_ref()?.views_dir.as_deref()
     }
 
     /// Serves a mount that was made, until it is gone.
@@ -331,10 +382,7 @@ impl Mounted {
 
     /// Whether the kernel still has this connection.
     pub(super) fn is_connected(&self) -> bool {
-        let mut polled = [PollFd::new(&self.device, PollFlags::empty())];
-        let now = rustix::event::Timespec::default();
-        let polls = poll(&mut polled, Some(&now)).is_ok();
-        !(polls && polled[0].revents().contains(PollFlags::ERR))
+        is_connected(&self.device)
     }
 
     /// Whether the mount is gone, and no request is being served.
@@ -372,6 +420,15 @@ impl Mounted {
         if let Err(error) = self.join() {
             tracing::debug!(%error, "a mount ended with an error");
         }
+    }
+
+    /// Serves a mount that was made, through `/dev/fuse`, until it is gone.
+    pub(super) fn begin_at_device(
+        &mut self,
+        server: &Arc<Server>,
+        threads: usize,
+    ) -> io::Result<()> {
+        self.begin(server, Wanted::No, threads)
     }
 
     /// Agrees with the kernel and starts the threads that serve. Requests come through rings if
@@ -418,8 +475,10 @@ impl Mounted {
         } else {
             readers(threads)
         };
-        let buffers = (count * READ_BYTES) as u64;
-        server.budget().charge(Use::Requests, buffers);
+        let mut buffers = Held::new(server.budget(), Use::Requests);
+        // A mount has its buffers in any case.
+        let _ = buffers.add((count * READ_BYTES) as u64, 1);
+        self.buffers = Some(buffers);
         // No fence waits for the requests that come through the device beside rings.
         let reader_lanes = if beside { 0 } else { count };
         fences.expect_lanes(ring_threads + reader_lanes);
@@ -474,11 +533,11 @@ impl Mounted {
             rings.join();
         }
         self.is_over = true;
-        if let Some(views) = self.views.take() {
-            (views.end)();
+        if let Some(beside) = self.beside.take() {
+            (beside.end)();
         }
         // An aborted connection leaves a mount that answers no request.
-        if self.unmounter.device.is_some() {
+        if self.is_own && self.unmounter.device.is_some() {
             self.unmounter.detach();
         }
         ended.map_err(Error::Session)
@@ -497,11 +556,11 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        if !self.is_over {
+        if !self.is_over && self.is_own {
             self.unmounter.detach();
         }
-        if let Some(views) = self.views.take() {
-            (views.end)();
+        if let Some(beside) = self.beside.take() {
+            (beside.end)();
         }
     }
 }

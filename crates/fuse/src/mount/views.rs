@@ -202,6 +202,7 @@ impl MountedViews {
             ended
         };
         if matches!(state, State::Mounted(..)) {
+            sync_before_end(&self.volume);
             self.dismantle(state);
             self.remove_dir();
         }
@@ -220,6 +221,14 @@ impl MountedViews {
         if let Err(error) = std::fs::remove_dir(&self.dir) {
             tracing::debug!(%error, dir = %self.dir.display(), "a mount point is left");
         }
+    }
+}
+
+/// Makes everything durable before mounts end that may be in use: a machine that shuts down may not
+/// wait for that. The volume is closed afterwards, and tells an error then.
+pub(super) fn sync_before_end(volume: &Volume) {
+    if let Err(error) = volume.sync_all() {
+        tracing::warn!(%error, "not everything is durable yet");
     }
 }
 

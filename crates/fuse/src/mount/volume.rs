@@ -1,6 +1,6 @@
-//! The mount of a volume, with the views of its snapshots.
+//! The mount of a volume, with the views of its snapshots and mounts of single ones.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ramet_fs::{Volume, is_view};
@@ -8,30 +8,55 @@ use ramet_fs::{Volume, is_view};
 use crate::error::{Error, Result};
 use crate::mount::options::{MountOptions, Views};
 use crate::mount::session::{self, Beside, Mounted};
+use crate::mount::snapshots::SnapshotMounts;
 use crate::mount::views::{MountedViews, helper, place_outside_of};
+use crate::server::control_calls::{self, LiveMount};
 
 /// Mounts `volume` on `dir`, which is usable on return. Threads of this process serve it. Views of
-/// snapshots are mounted when a program looks for them.
+/// snapshots are mounted when a program looks for them, and single snapshots when a process asks.
 ///
 /// # Errors
 /// The error of the kernel or of fusermount3.
 pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<Mounted> {
-    let Some(views) = views_of(&volume, dir, options)? else {
+    if is_view(&volume) {
         return session::mount(volume, dir, options, |_| {});
-    };
+    }
+    let helper = helper();
+    let views = views_of(&volume, dir, options, &helper)?;
+    let snapshots = Arc::new(SnapshotMounts::new(
+        Arc::clone(&volume),
+        helper,
+        options.ahead,
+    ));
     // The kernel keeps a name for a while that it did not find, so the first lookup must find it.
-    let shown = Arc::clone(&views);
     let mut mounted = session::mount(volume, dir, options, |server| {
-        let is_open = options.views == Views::All;
-        let shown = Box::new(move || shown.mounted());
-        server.reserved.show(shown, is_open);
+        if let Some(shown) = views.clone() {
+            let is_open = options.views == Views::All;
+            let shown = Box::new(move || shown.mounted());
+            server.reserved.show(shown, is_open);
+        }
+        let (serving, told) = (Arc::clone(&snapshots), Arc::clone(&snapshots));
+        server
+            .controls
+            .is_beside(control_calls::Beside::Live(LiveMount {
+                serve: Box::new(move |mount, process| serving.serve(mount, process)),
+                numbers: Box::new(move || told.numbers()),
+            }));
     })?;
     if let Some(device) = mounted.unmounter().device() {
-        views.lie_outside_of(device);
+        if let Some(views) = &views {
+            views.lie_outside_of(device);
+        }
+        snapshots.lives_on(device);
     }
     mounted.show_beside(Beside {
-        dir: views.dir().to_owned(),
-        end: Box::new(move || views.end()),
+        views_dir: views.as_ref().map(|views| views.dir().to_owned()),
+        end: Box::new(move || {
+            snapshots.end();
+            if let Some(views) = views {
+                views.end();
+            }
+        }),
     });
     Ok(mounted)
 }
@@ -41,8 +66,9 @@ fn views_of(
     volume: &Arc<Volume>,
     dir: &Path,
     options: &MountOptions,
+    helper: &Path,
 ) -> Result<Option<Arc<MountedViews>>> {
-    if is_view(volume) || options.views == Views::None {
+    if options.views == Views::None {
         return Ok(None);
     }
     let Some(place) = place_outside_of(dir) else {
@@ -50,7 +76,7 @@ fn views_of(
         return Ok(None);
     };
     let options = MountOptions {
-        helper: helper(),
+        helper: PathBuf::from(helper),
         ..options.clone()
     };
     let views = MountedViews::new(Arc::clone(volume), &options, place);

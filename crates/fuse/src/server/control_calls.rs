@@ -1,8 +1,13 @@
 //! Control calls of a mount: ioctls on its open directories.
 
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, OnceLock};
 
-use ramet_fs::{Caller, Ino, Invalidation, Result, StageRequest, Volume};
+use ramet_fs::{
+    Caller, Ino, Invalidation, MountToServe, Result, SnapshotReply, SnapshotRequest, StageRequest,
+    Volume,
+};
+use rustix::io::Errno;
 
 use crate::cache::kept_listings::KeptListings;
 use crate::cache::negative_dentries::NegativeDentries;
@@ -11,10 +16,28 @@ use crate::protocol::{Answer, answer};
 use crate::server::clone_tokens::CloneTokens;
 use crate::server::control_sessions::ControlSessions;
 use crate::server::credentials::{Requester, caller_of};
-use crate::server::ioctl::{Call, encode_json, owns_volume};
+use crate::server::ioctl::{Call, counters, encode_counters, encode_json, owns_volume};
 use crate::server::listings::Listings;
 use crate::server::request_counts::RequestCounts;
 use crate::server::staged_changes::StagedChanges;
+
+/// The other mounts of the same volume that this process serves.
+pub(crate) enum Beside {
+    /// This mount shows the volume.
+    Live(LiveMount),
+    /// This mount shows a snapshot, beside the mount of the volume that has the number `live`.
+    Snapshot { live: String },
+}
+
+/// The mount of the volume, beside which snapshots are mounted.
+pub(crate) struct LiveMount {
+    /// Serves a mount that a process made.
+    pub(crate) serve: Box<ServeMount>,
+    /// Tells the numbers of the mounts of snapshots.
+    pub(crate) numbers: Box<dyn Fn() -> Vec<String> + Send + Sync>,
+}
+
+type ServeMount = dyn Fn(&MountToServe, u32) -> io::Result<()> + Send + Sync;
 
 /// The state that control calls of a mount need.
 pub(crate) struct ControlCalls {
@@ -27,6 +50,8 @@ pub(crate) struct ControlCalls {
     counts: Arc<RequestCounts>,
     prefetch: Arc<Prefetch>,
     staged: Arc<StagedChanges>,
+    /// Absent where a volume is read as a whole by this mount alone.
+    beside: OnceLock<Beside>,
 }
 
 impl ControlCalls {
@@ -47,7 +72,37 @@ impl ControlCalls {
             counts,
             prefetch,
             staged,
+            beside: OnceLock::new(),
         }
+    }
+
+    /// Tells this mount of the others of the same volume, before its first request.
+    pub(crate) fn is_beside(&self, beside: Beside) {
+        let first = self.beside.set(beside);
+        debug_assert!(first.is_ok(), "a mount is told once");
+    }
+
+    /// Serves a mount of a snapshot, beside this one.
+    fn serve(&self, mount: &MountToServe, caller: &Caller, process: u32) -> Answer<Vec<u8>> {
+        answer(owns_volume(caller))?;
+        let Some(Beside::Live(live)) = self.beside.get() else {
+            return Err(Errno::ROFS);
+        };
+        let served = (live.serve)(mount, process);
+        served.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let reply = serde_json::to_string(&SnapshotReply::default());
+        answer(encode_json(reply))
+    }
+
+    /// The counters of the volume and of the mount.
+    fn stat(&self) -> Result<Vec<u8>> {
+        let mut counters = counters(&self.volume, &self.counts, &self.prefetch)?;
+        match self.beside.get() {
+            Some(Beside::Live(live)) => counters["snapshot_mounts"] = (live.numbers)().into(),
+            Some(Beside::Snapshot { live }) => counters["live_mount"] = live.clone().into(),
+            None => {}
+        }
+        encode_counters(&counters)
     }
 
     /// Stages a change.
@@ -74,6 +129,13 @@ impl ControlCalls {
         let caller = caller_of(requester);
         if let Call::Stage(request) = call {
             return answer(self.stage(request, (&caller, node)));
+        }
+        if let Call::Stat = call {
+            return Ok((Vec::new(), answer(self.stat())?));
+        }
+        if let Call::Snapshot(SnapshotRequest::Serve(mount)) = call {
+            let served = self.serve(mount, &caller, requester.pid)?;
+            return Ok((Vec::new(), served));
         }
         let session = call.session(&caller);
         let state = session.and_then(|(key, begins)| self.sessions.state(key, begins));

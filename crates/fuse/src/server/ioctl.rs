@@ -16,6 +16,7 @@ use ramet_fs::{
 };
 
 use rustix::io::Errno;
+use serde_json::Value;
 
 use crate::cache::prefetch::Prefetch;
 use crate::server::clone_tokens::{CloneTokens, look};
@@ -218,7 +219,7 @@ impl Call {
                 (stale, data) = fork_reply(volume, tokens, (dir, request), caller)?;
             }
             Self::Usage => data = encode_usage(&volume.controls().usage(dir)?),
-            Self::Stat => data = stat_reply(volume, counts, prefetch)?,
+            Self::Stat => data = encode_counters(&counters(volume, counts, prefetch)?)?,
             Self::Scrub(request) => {
                 owns_volume(caller)?;
                 let starts = request.flags & SCRUB_START != 0;
@@ -340,8 +341,17 @@ fn look_reply((volume, tokens, caller, dir): Asked<'_>, name: &[u8]) -> Result<V
     Ok(encode_source_reply(SourceReply { token: 0, ino }).to_vec())
 }
 
-/// The answer to STAT: the counters of the volume and of the mount.
-fn stat_reply(volume: &Volume, counts: &RequestCounts, prefetch: &Prefetch) -> Result<Vec<u8>> {
+/// The answer to STAT.
+pub(crate) fn encode_counters(counters: &Value) -> Result<Vec<u8>> {
+    encode_stat_reply(&counters.to_string())
+}
+
+/// The counters of the volume and of the mount.
+pub(crate) fn counters(
+    volume: &Volume,
+    counts: &RequestCounts,
+    prefetch: &Prefetch,
+) -> Result<Value> {
     let logical = counts.logical.of(volume, Instant::now());
     let stats = volume.stats().with_logical(logical);
     let Ok(mut counters) = serde_json::to_value(stats) else {
@@ -353,7 +363,7 @@ fn stat_reply(volume: &Volume, counts: &RequestCounts, prefetch: &Prefetch) -> R
     counters["inodes_asked_to_forget"] = counts.asked_to_forget().into();
     counters["staged_changes"] = counts.staged_changes().into();
     counters["prefetch"] = prefetch.json();
-    encode_stat_reply(&counters.to_string())
+    Ok(counters)
 }
 
 /// The control calls of a volume without a kernel.

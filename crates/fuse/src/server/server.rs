@@ -50,7 +50,7 @@ pub(crate) struct Server {
     pub(super) files: Files,
     pub(super) directories: Directories,
     pub(super) listings: Arc<Listings>,
-    controls: Arc<ControlCalls>,
+    pub(crate) controls: Arc<ControlCalls>,
     volume: Arc<Volume>,
     kernel: Kernel,
     prefetch: Arc<Prefetch>,

@@ -1,0 +1,390 @@
+//! `mount -o ro,snapshot=NAME` of a volume that is mounted: the running daemon serves it.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ramet_e2e::{
+    Bed, Mount, done, force_unmount, is_mount_point, ramet_bin, refused, run, run_ok, text,
+};
+use rustix::process::{Signal, kill_process};
+
+const TRANSPORTS: [&str; 2] = ["io_uring", "no_io_uring"];
+const EROFS: i32 = 30;
+const ENOTCONN: i32 = 107;
+/// How long daemon, kernel and watcher may take for steps of their own.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `is_so`, for so long that it counts as never.
+fn until(why: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < PATIENCE, "not in time: {why}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A mount of a snapshot, which goes in every case.
+struct Shown(PathBuf);
+
+impl Shown {
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn umount(self) {
+        done(&["umount", text(&self.0)]);
+        assert!(!is_mount_point(&self.0));
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if is_mount_point(&self.0) {
+            force_unmount(&self.0);
+        }
+    }
+}
+
+/// The arguments of the command that mounts the snapshot `name` on the directory `dir` of the bed.
+fn arguments(bed: &Bed, name: &str, dir: &str) -> [String; 5] {
+    let at = bed.path().join(dir);
+    fs::create_dir_all(&at).expect("there is room");
+    let option = format!("ro,snapshot={name}");
+    let [mount, o] = ["mount", "-o"].map(str::to_owned);
+    [
+        mount,
+        o,
+        option,
+        text(&bed.volume()).into(),
+        text(&at).into(),
+    ]
+}
+
+fn show(bed: &Bed, name: &str, dir: &str) -> Shown {
+    run_ok(ramet_bin(), &arguments(bed, name, dir));
+    Shown(bed.path().join(dir))
+}
+
+/// A mount with a file, a directory and a link, of which the snapshot `one` is made.
+fn begin(bed: &Bed, options: &str) -> Mount {
+    let mount = bed.mount(&["-o", options]);
+    let at = |name: &str| mount.root().join(name);
+    fs::write(at("file"), "before").expect("there is room");
+    fs::set_permissions(at("file"), fs::Permissions::from_mode(0o666)).expect("it is ours");
+    fs::create_dir(at("dir")).expect("there is room");
+    std::os::unix::fs::symlink("file", at("link")).expect("there is room");
+    let file = at("file");
+    run_ok("setfattr", &["-n", "user.old", "-v", "x", text(&file)]);
+    done(&["snapshot", "create", text(mount.root()), "one"]);
+    mount
+}
+
+fn snapshot_mounts(mount: &Mount) -> usize {
+    let stat = mount.stat();
+    stat["snapshot_mounts"].as_array().expect("a list").len()
+}
+
+#[test]
+fn a_snapshot_is_mounted_beside_its_volume_exactly() {
+    for transport in TRANSPORTS {
+        let bed = Bed::new("256M");
+        let mount = begin(&bed, transport);
+        let live = mount.root().join("file");
+        let then = fs::metadata(&live).expect("it is there");
+        let shown = show(&bed, "one", "then");
+        for round in 0..50 {
+            fs::write(&live, format!("later {round}")).expect("there is room");
+            fs::write(mount.root().join(format!("new{round}")), "x").expect("there is room");
+            let told = fs::read_to_string(shown.at("file")).expect("it is there");
+            assert_eq!(told, "before");
+        }
+        fs::remove_dir(mount.root().join("dir")).expect("it is empty");
+        let listed = run_ok("ls", &["-A", text(&shown.0)]);
+        assert_eq!(listed, "dir\nfile\nlink\n", "no reserved name either");
+        let found = fs::metadata(shown.at("file")).expect("it is there");
+        // A view below `.ramet` has other numbers and modes.
+        assert_eq!(found.ino(), then.ino());
+        assert_eq!(found.mode(), then.mode());
+        assert_eq!(found.mtime_nsec(), then.mtime_nsec());
+        assert_ne!(found.dev(), then.dev());
+        // The whole volume reads the same in both.
+        let view = mount.root().join(".ramet/snapshots/one");
+        run_ok("diff", &["-r", text(&view), text(&shown.0)]);
+        let own: serde_json::Value =
+            serde_json::from_str(&done(&["stat", "--json", text(&shown.0)])).expect("JSON");
+        assert!(own["live_mount"].is_string(), "{own}");
+        assert_eq!(snapshot_mounts(&mount), 1);
+        shown.umount();
+        assert_eq!(snapshot_mounts(&mount), 0);
+        mount.umount();
+        bed.fsck();
+    }
+}
+
+#[test]
+fn every_change_beside_is_refused_and_loses_nothing() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/views.py");
+    for transport in TRANSPORTS {
+        let bed = Bed::new("256M");
+        let mount = begin(&bed, transport);
+        let shown = show(&bed, "one", "then");
+        let top = text(&shown.0).to_owned();
+        let before = run_ok("find", &[&top, "-ls"]);
+        assert_eq!(run_ok("python3", &[script, &top]), "25 changes tried\n");
+        assert_eq!(run_ok("find", &[&top, "-ls"]), before);
+        // The calls of Ramet as well, those among them that would change the volume.
+        for args in [
+            &["rm", &format!("{top}/dir")][..],
+            &["clone", &format!("{top}/file"), &format!("{top}/x")],
+            &["snapshot", "create", &top, "two"],
+            &["snapshot", "policy", &top, "daily=1"],
+            &["sync", "--checkpoint", &top],
+            &["grow", "--size", "512M", &top],
+        ] {
+            refused(args);
+        }
+        assert_eq!(mount.stat()["snapshots"], 1);
+        for name in ["file", "link"] {
+            let live = fs::read_to_string(mount.root().join(name)).expect("it is there");
+            assert_eq!(live, "before");
+        }
+        shown.umount();
+        mount.umount();
+        bed.fsck();
+    }
+}
+
+#[test]
+fn a_mounted_snapshot_is_not_removed_until_it_is_unmounted() {
+    for transport in TRANSPORTS {
+        let bed = Bed::new("256M");
+        let mount = begin(&bed, transport);
+        let root = text(mount.root()).to_owned();
+        let (shown, again) = (show(&bed, "one", "then"), show(&bed, "one", "again"));
+        assert!(refused(&["snapshot", "rm", &root, "one"]).contains("it is mounted"));
+        let told = fs::read_to_string(shown.at("file")).expect("it is there");
+        assert_eq!(told, "before");
+        shown.umount();
+        assert!(refused(&["snapshot", "rm", &root, "one"]).contains("it is mounted"));
+        // By umount(8) alone, after which the daemon needs a moment.
+        run_ok("umount", &["-i", text(&again.0)]);
+        until("the daemon gives it up", || snapshot_mounts(&mount) == 0);
+        done(&["snapshot", "rm", &root, "one"]);
+        let missing = run(ramet_bin(), &arguments(&bed, "one", "then"));
+        let why = String::from_utf8_lossy(&missing.stderr);
+        assert!(why.contains("there is no snapshot \"one\""), "{why}");
+        assert!(!is_mount_point(&bed.path().join("then")), "nothing is left");
+        assert_eq!(snapshot_mounts(&mount), 0);
+        mount.umount();
+        bed.fsck();
+    }
+}
+
+#[test]
+fn the_volume_is_unmounted_after_its_snapshots_or_ends_them() {
+    // By the command, by umount(8) without its helper, lazily, and by a signal.
+    for way in 0..4 {
+        let bed = Bed::new("256M");
+        let mount = begin(&bed, TRANSPORTS[way % 2]);
+        let (used, idle) = (show(&bed, "one", "then"), show(&bed, "one", "idle"));
+        let root = text(mount.root()).to_owned();
+        fs::write(mount.root().join("file"), "later").expect("there is room");
+        let mut program = Command::new("sleep")
+            .arg("60")
+            .current_dir(&used.0)
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("it is there");
+        let file = fs::File::open(used.at("file")).expect("it is there");
+        let begin = Instant::now();
+        match way {
+            0 => {
+                let why = refused(&["umount", &root]);
+                assert!(why.contains("a snapshot of it is mounted on"), "{why}");
+                assert!(why.contains(text(&used.0)), "{why}");
+                let told = fs::read_to_string(used.at("file")).expect("it is there");
+                assert_eq!(told, "before");
+                program.kill().expect("it is a child");
+                program.wait().expect("it is a child");
+                drop(file);
+                used.umount();
+                idle.umount();
+                mount.umount();
+                bed.fsck();
+                continue;
+            }
+            1 => drop(run_ok("umount", &["-i", &root])),
+            2 => drop(run_ok("umount", &["-i", "-l", &root])),
+            _ => kill_process(mount.pid(), Signal::TERM).expect("it runs"),
+        }
+        let pid = mount.pid().as_raw_pid();
+        let process = format!("/proc/{pid}/task/{pid}/comm");
+        until("the daemon ends", || fs::read(&process).is_err());
+        assert!(begin.elapsed() < Duration::from_secs(20), "way {way}");
+        assert!(!is_mount_point(&used.0) && !is_mount_point(&idle.0));
+        let gone = fs::metadata(format!("/proc/{}/cwd/file", program.id()));
+        let gone = gone.expect_err("its daemon is gone").raw_os_error();
+        assert!(matches!(gone, Some(ENOTCONN | 103)), "{gone:?}");
+        program.kill().expect("it is a child");
+        program.wait().expect("it is a child");
+        drop((file, mount));
+        bed.fsck();
+        // Durable to the last.
+        let mount = bed.mount(&[]);
+        let told = fs::read_to_string(mount.root().join("file")).expect("it is there");
+        assert_eq!(told, "later");
+        mount.umount();
+    }
+}
+
+#[test]
+fn a_killed_daemon_leaves_a_mount_that_does_not_hang() {
+    for transport in TRANSPORTS {
+        let bed = Bed::new("256M");
+        let mount = begin(&bed, transport);
+        let shown = show(&bed, "one", "then");
+        kill_process(mount.pid(), Signal::KILL).expect("it runs");
+        until("the mount is dead", || {
+            let looked = fs::metadata(shown.at("file"));
+            looked.is_err_and(|error| error.raw_os_error() == Some(ENOTCONN))
+        });
+        shown.umount();
+        mount.detach_dead();
+        let volume = bed.volume();
+        until("the volume is free and clean", || {
+            run(ramet_bin(), &["fsck", "--files", text(&volume)])
+                .status
+                .success()
+        });
+    }
+}
+
+#[test]
+fn mounts_come_and_go_without_end_and_leave_nothing() {
+    let bed = Bed::new("256M");
+    let mount = begin(&bed, "no_io_uring,views=none");
+    let open = || {
+        let all = fs::read_dir(format!("/proc/{}/fd", mount.pid().as_raw_pid()));
+        all.expect("it runs").count()
+    };
+    let requests = || mount.stat()["memory_requests_bytes"].as_u64();
+    show(&bed, "one", "then").umount();
+    let before = (open(), requests());
+    for _ in 0..20 {
+        let shown = show(&bed, "one", "then");
+        let told = fs::read_to_string(shown.at("file")).expect("it is there");
+        assert_eq!(told, "before");
+        shown.umount();
+    }
+    until("descriptors and memory come back", || {
+        (open(), requests()) == before
+    });
+    // As many as the memory has room for, and not one more.
+    let mut all = Vec::new();
+    let refused = loop {
+        let dir = format!("many{}", all.len());
+        let args = arguments(&bed, "one", &dir);
+        let out = run(ramet_bin(), &args);
+        if !out.status.success() {
+            break String::from_utf8_lossy(&out.stderr).into_owned();
+        }
+        all.push(Shown(bed.path().join(dir)));
+        assert!(all.len() <= 32);
+    };
+    assert!(refused.contains("as many mounts of snapshots"), "{refused}");
+    all.into_iter().for_each(Shown::umount);
+    mount.umount();
+}
+
+#[test]
+fn only_root_and_the_user_of_the_volume_mount_its_snapshots() {
+    const USER: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: every other test of this run is already one by an ordinary user");
+        return;
+    }
+    let bed = Bed::without_volume();
+    bed.hand_to(USER, USER);
+    let bin = bed.command_for_others();
+    let ramet = text(&bin);
+    let script = format!(
+        "set -e; unset XDG_RUNTIME_DIR; export TMPDIR=$PWD; mkdir then
+         {ramet} mkfs --size 1G volume.ramet; {ramet} mount volume.ramet mnt
+         echo before > mnt/file; {ramet} snapshot create mnt one; echo later > mnt/file
+         {ramet} mount -o ro,snapshot=one volume.ramet then; cat then/file
+         ! touch then/file 2>/dev/null; ! {ramet} snapshot rm mnt one 2>/dev/null
+         ! {ramet} umount mnt 2>/dev/null
+         {ramet} umount then; {ramet} snapshot rm mnt one
+         {ramet} umount mnt; {ramet} fsck volume.ramet >/dev/null; echo end"
+    );
+    let ids = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let out = Command::new("setpriv")
+        .args(ids)
+        .args(["timeout", "120", "sh", "-c", &script])
+        .current_dir(bed.path())
+        .stdin(Stdio::null())
+        .output()
+        .expect("it is there");
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    for dir in [bed.path().join("then"), bed.mount_point()] {
+        if is_mount_point(&dir) {
+            force_unmount(&dir);
+        }
+    }
+    let why = String::from_utf8_lossy(&out.stderr);
+    let lines: Vec<_> = said.lines().filter(|l| !l.contains("ramet")).collect();
+    assert_eq!(lines, ["before", "end"], "{said}{why}");
+    // A user that may use a mount of root, and no more.
+    let bed = Bed::new("256M");
+    bed.command_for_others();
+    let mount = begin(&bed, "no_io_uring");
+    bed.hand_to(USER, USER);
+    fs::create_dir(bed.path().join("then")).expect("there is room");
+    std::os::unix::fs::chown(bed.path().join("then"), Some(USER), Some(USER)).expect("root may");
+    fs::set_permissions(bed.volume(), fs::Permissions::from_mode(0o666)).expect("ours");
+    let args = arguments(&bed, "one", "then");
+    let bin = text(&bed.path().join("ramet")).to_owned();
+    let args = ids
+        .into_iter()
+        .chain([&*bin])
+        .chain(args.iter().map(|arg| &**arg));
+    let out = run("setpriv", &args.collect::<Vec<_>>());
+    let why = String::from_utf8_lossy(&out.stderr);
+    assert!(why.contains("only root and the user"), "{why}");
+    assert!(!is_mount_point(&bed.path().join("then")));
+    mount.umount();
+}
+
+#[test]
+fn mount_8_and_a_volume_without_views_show_snapshots_too() {
+    let bed = Bed::new("256M");
+    let mount = begin(&bed, "no_io_uring,views=none");
+    let shown = show(&bed, "one", "then");
+    // The same place twice.
+    let args = arguments(&bed, "one", "then");
+    assert!(!run(ramet_bin(), &args).status.success());
+    let error = fs::write(shown.at("file"), "x").expect_err("a snapshot");
+    assert_eq!(error.raw_os_error(), Some(EROFS));
+    // Options of the daemon that do not fit.
+    let volume = bed.volume();
+    let dir = bed.path().join("other");
+    fs::create_dir(&dir).expect("there is room");
+    let auto = "ro,snapshot=one,auto_unmount";
+    let why = refused(&["mount", "-o", auto, text(&volume), text(&dir)]);
+    assert!(why.contains("auto_unmount"), "{why}");
+    assert!(refused(&["mount", "-o", "snapshot=one", text(&volume), text(&dir)]).contains("'ro'"));
+    // A directory of the mount itself is a mount point as well.
+    let inside = mount.root().join("dir");
+    let options = "ro,snapshot=one";
+    done(&["mount", "-o", options, text(&volume), text(&inside)]);
+    let told = fs::read_to_string(inside.join("file")).expect("it is there");
+    assert_eq!(told, "before");
+    assert!(Path::new(&inside).join("dir").is_dir());
+    done(&["umount", text(&inside)]);
+    shown.umount();
+    mount.umount();
+    bed.fsck();
+}
