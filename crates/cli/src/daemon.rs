@@ -12,7 +12,7 @@ use ramet_block::owner::Contents;
 use ramet_block::superblock::read_superblock;
 use ramet_block::{Access, Budget, Device, FileDevice, SuperblockError};
 use ramet_fs::{AccessTime, OpenOptions, Volume};
-use ramet_fuse::{Durability, MountOptions, Mounted, Transport, Unmounter};
+use ramet_fuse::{Durability, MountOptions, Mounted, Transport, Unmounter, mountinfo};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::{error, info, warn};
@@ -277,6 +277,7 @@ impl Serving {
     }
 
     fn until_unmounted(self) -> Outcome {
+        let views = self.mounted.views_dir().map(Path::to_path_buf);
         let served = self.mounted.wait();
         // The volume is closed in any case: its changes must become durable also when the
         // connection to the kernel broke.
@@ -285,7 +286,14 @@ impl Serving {
             error!("the volume could not be closed: {e}");
         }
         info!(volume = %self.name.display(), "unmounted");
-        self.watcher.dismiss();
+        // No path leads into a mount that this process would have to answer for.
+        let is_left = |dir: &PathBuf| mountinfo::device_at(dir).is_some() || dir.exists();
+        if views.as_ref().is_some_and(is_left) {
+            // The watcher removes the views when this process, which they wait for, has ended.
+            warn!("the views of snapshots have not ended");
+        } else {
+            self.watcher.dismiss();
+        }
         served.map_err(|e| Failure::at(&self.name, e))?;
         closed.map_err(|e| Failure::at(&self.name, e))
     }

@@ -107,4 +107,6 @@ pub use tools::snapshot_calls::{
     MountToServe, SnapshotReply, SnapshotRequest, ToldChange, ToldSnapshot, answer_snapshots,
 };
 pub use tools::stage_calls::{Replaced, STAGED_NAME, StageReply, StageRequest};
-pub use volume::{Volume, has_lost_its_snapshot, is_view, passing_view, view};
+pub use volume::{
+    Volume, compact_view, has_lost_its_snapshot, inodes_bytes, is_view, passing_view, view,
+};

@@ -32,6 +32,7 @@ use crate::error::{Error, Result};
 use crate::format::ino::{Ino, ROOT_INO};
 use crate::format::keys;
 use crate::format::record::{Entry, FLAG_CLONE_ROOT, Kind, Record};
+use crate::namespace::compact::compact_unused;
 use crate::namespace::inode::Location;
 use crate::namespace::number_tables::counter;
 use crate::namespace::numbers::{Counters, Numbers};
@@ -485,6 +486,17 @@ pub fn is_view(volume: &Volume) -> bool {
 #[must_use]
 pub fn has_lost_its_snapshot(view: &Volume) -> bool {
     view.viewed.as_ref().is_some_and(Viewed::is_gone)
+}
+
+/// Makes the inodes of a view compact that no request used lately.
+pub fn compact_view(view: &Volume) {
+    compact_unused(&view.namespace);
+}
+
+/// Memory of the inodes of a volume, about, in bytes.
+#[must_use]
+pub fn inodes_bytes(volume: &Volume) -> u64 {
+    volume.namespace.table.memory_bytes()
 }
 
 fn view_as(volume: &Volume, name: &str, holds: bool) -> Result<Arc<Volume>> {

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::record::Entry;
-use crate::namespace::inode::{Inode, LOOKED_AT, Location, WHOLE_BYTES};
+use crate::namespace::inode::{Inode, LOOKED_AT, Location, SHARDS, WHOLE_BYTES};
 use crate::namespace::resolve::Namespace;
 
 /// Inodes that are not compact take this part of the memory budget at most.
@@ -86,13 +86,9 @@ impl Namespace {
         self.table.len().saturating_sub(whole_max)
     }
 
-    /// Tells the budget the memory of inodes. Answers that of all volumes of the budget.
-    fn tell(&self) -> u64 {
-        self.told.tell(self.table.memory_bytes())
-    }
-
     fn is_over(&self) -> bool {
-        let (all, budget) = (self.tell(), self.tree.budget());
+        let budget = self.tree.budget();
+        let all = self.told.tell(self.table.memory_bytes());
         all > budget.part(INODES_PART) && self.table.memory_bytes() > budget.part(LEAST_PART)
     }
 
@@ -104,7 +100,7 @@ impl Namespace {
     /// Makes some inodes compact if there are many that are not, the more the more there are.
     /// Answers their number.
     pub(crate) fn compact_inodes(&self) -> usize {
-        self.tell();
+        self.told.tell(self.table.memory_bytes());
         let excess = self.excess();
         if excess == 0 || !self.compaction.is_due() {
             return 0;
@@ -117,7 +113,7 @@ impl Namespace {
         let is_live = |dir: &Arc<Inode>| topology.dir_path(dir).is_ok();
         let round = self.table.compact(looks, is_live);
         self.compaction.is_done(round);
-        self.tell();
+        self.told.tell(self.table.memory_bytes());
         round.made
     }
 
@@ -128,6 +124,19 @@ impl Namespace {
             return Vec::new();
         }
         self.table.forgettable(count)
+    }
+}
+
+/// Makes all inodes compact that nobody uses. Rounds are enough for two looks at each: a shard looks
+/// at 64 of them in a round, and makes 16 compact.
+pub(crate) fn compact_unused(namespace: &Namespace) {
+    let rounds = 4 + namespace.table.len() / SHARDS / 8;
+    for _ in 0..rounds {
+        let Some(topology) = namespace.topology.try_read() else {
+            return;
+        };
+        let is_live = |dir: &Arc<Inode>| topology.dir_path(dir).is_ok();
+        namespace.table.compact(usize::MAX, is_live);
     }
 }
 

@@ -373,7 +373,7 @@ impl Drop for Inode {
     }
 }
 
-const SHARDS: usize = 64;
+pub(crate) const SHARDS: usize = 64;
 /// A number of the table that is taken.
 struct Seat {
     inode: Weak<Inode>,

@@ -2,7 +2,7 @@
 
 mod absent_names;
 pub(crate) mod attr;
-mod compact;
+pub(crate) mod compact;
 mod compaction;
 mod hints;
 pub(crate) mod inode;

@@ -150,8 +150,21 @@ impl MountedViews {
                 State::Failed(Errno::from_io_error(&error).unwrap_or(Errno::IO))
             }
         };
-        *self.state.lock() = mounted;
+        let late = {
+            let mut state = self.state.lock();
+            if matches!(*state, State::Ended) {
+                Some(mounted)
+            } else {
+                *state = mounted;
+                None
+            }
+        };
         self.changed.notify_all();
+        // The live mount ended meanwhile, and nobody else ends this one.
+        if let Some(mounted @ State::Mounted(..)) = late {
+            self.dismantle(mounted);
+            self.remove_dir();
+        }
     }
 
     fn mount(&self) -> io::Result<(Mounted, Arc<Views>)> {
@@ -275,7 +288,30 @@ fn lies_on(mounts: &[MountInfo], dir: &Path, device: Device) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use ramet_block::{Device as Storage, MemDevice};
+    use ramet_fs::{FormatOptions, OpenOptions};
+
     use super::*;
+
+    #[test]
+    fn views_that_are_mounted_after_the_end_are_unmounted_at_once() {
+        let device: Arc<dyn Storage> = Arc::new(MemDevice::new(1 << 28));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("views");
+        let live = MountOptions::new("test");
+        let views = MountedViews::new(Arc::clone(&volume), &live, dir.clone()).unwrap();
+        views.mount_now(State::None);
+        assert!(matches!(&*views.state.lock(), State::Mounted(..)) && dir.exists());
+        views.end();
+        assert!(!dir.exists());
+        // The worker was slow: the end did not wait for it.
+        views.mount_now(State::None);
+        assert!(matches!(&*views.state.lock(), State::Ended));
+        assert!(!dir.exists() && mountinfo::device_at(&dir).is_none());
+        volume.close().unwrap();
+    }
 
     #[test]
     fn views_lie_outside_of_the_volume() {

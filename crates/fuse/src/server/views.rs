@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use ramet_block::{Budget, Use};
 use ramet_fs::{
-    Attr, Capabilities, DirEntry, Ino, Kind, ROOT_INO, SnapshotEntry, Volume,
-    has_lost_its_snapshot, passing_view,
+    Attr, Capabilities, DirEntry, Ino, Kind, ROOT_INO, SnapshotEntry, Volume, compact_view,
+    has_lost_its_snapshot, inodes_bytes, passing_view,
 };
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -52,9 +52,10 @@ const SLOT_BITS: u32 = 20;
 const TTL: Duration = Duration::from_secs(1);
 /// Open views from which the kernel is asked to forget.
 const MANY: u64 = 64;
-/// Memory of an open view, and of an inode of it that the kernel knows, in bytes.
+/// Memory of an open view without inodes, and of the count of an inode that the kernel knows, in
+/// bytes.
 const VIEW_BYTES: u64 = 28 << 10;
-const NODE_BYTES: u64 = 800;
+const COUNT_BYTES: u64 = 64;
 /// Views take this part of the memory budget at most, and half of it before the kernel is asked to
 /// forget.
 const PART: u64 = 8;
@@ -98,8 +99,8 @@ struct Shared {
 struct Open {
     /// By slot.
     views: HashMap<u64, Arc<View>>,
-    /// Inodes that the kernel knows.
-    nodes: u64,
+    /// Memory of all of them, in bytes.
+    bytes: u64,
 }
 
 /// One open snapshot.
@@ -109,6 +110,8 @@ struct View {
     volume: Arc<Volume>,
     /// References of the kernel, by number.
     known: Mutex<HashMap<u64, u64>>,
+    /// Bytes of it among those of the open views.
+    told: AtomicU64,
     /// Value of the clock at the last request.
     used: AtomicU64,
 }
@@ -304,6 +307,10 @@ impl Views {
         if !is_open(&self.shared.open.lock()) {
             self.shared.wait_for_room();
             opened = Some(answer(passing_view(&self.volume, name))?);
+            // The name may be that of another snapshot since.
+            if answer(self.volume.snapshots().find(name))?.id != id {
+                return Err(Errno::STALE);
+            }
         }
         let view = {
             let mut open = self.shared.open.lock();
@@ -404,8 +411,12 @@ impl Shared {
         self.budget.part(PART).max(VIEWS_MIN * VIEW_BYTES)
     }
 
-    fn bytes(open: &Open) -> u64 {
-        open.views.len() as u64 * VIEW_BYTES + open.nodes * NODE_BYTES
+    /// Tells the budget that a view takes `bytes` now. The lock of the open views is held.
+    fn tell(&self, open: &mut Open, view: &View, bytes: u64) {
+        let before = view.told.swap(bytes, Ordering::Relaxed);
+        self.budget.charge(Use::Requests, bytes);
+        self.budget.give_back(Use::Requests, before);
+        open.bytes = open.bytes + bytes - before;
     }
 
     /// Whether the kernel knows more views or inodes than `part` of those from which it is asked to
@@ -413,7 +424,7 @@ impl Shared {
     fn has_more_than(&self, part: u64) -> bool {
         let open = self.open.lock();
         let bytes_max = self.bytes_max() / 2 / part;
-        open.views.len() as u64 > MANY / part || Self::bytes(&open) > bytes_max
+        open.views.len() as u64 > MANY / part || open.bytes > bytes_max
     }
 
     /// Whether the rest is in use, as far as is known.
@@ -423,7 +434,18 @@ impl Shared {
     }
 
     fn is_full(&self) -> bool {
-        Self::bytes(&self.open.lock()) + VIEW_BYTES > self.bytes_max()
+        self.has_no_room(&self.open.lock())
+    }
+
+    /// Whether one more view would be too many. Of a kernel that forgets on request, all inodes
+    /// count: those that are left are in use. Of any other kernel, nobody knows which ones are.
+    fn has_no_room(&self, open: &Open) -> bool {
+        let bytes = if self.has_no_prune.load(Ordering::Relaxed) {
+            open.views.len() as u64 * VIEW_BYTES
+        } else {
+            open.bytes
+        };
+        bytes + VIEW_BYTES > self.bytes_max()
     }
 
     /// Waits until there is room for one more view, on one thread at a time: another one has to
@@ -448,17 +470,21 @@ impl Shared {
         (slot, id): (u64, u64),
         volume: Arc<Volume>,
     ) -> Answer<Arc<View>> {
-        if Self::bytes(open) + VIEW_BYTES > self.bytes_max() {
+        if self.has_ended.load(Ordering::SeqCst) {
+            return Err(Errno::NOTCONN);
+        }
+        if self.has_no_room(open) {
             return Err(Errno::NFILE);
         }
         let view = Arc::new(View {
             id,
             volume,
             known: Mutex::default(),
+            told: AtomicU64::new(0),
             used: AtomicU64::new(self.clock.fetch_add(1, Ordering::Relaxed)),
         });
         open.views.insert(slot, Arc::clone(&view));
-        self.budget.charge(Use::Requests, VIEW_BYTES);
+        self.tell(open, &view, view.bytes());
         Ok(view)
     }
 
@@ -471,13 +497,8 @@ impl Shared {
         if !is_open {
             return Err(Errno::STALE);
         }
-        let mut known = view.known.lock();
-        let is_new = !known.contains_key(&ino.0);
-        *known.entry(ino.0).or_default() += 1;
-        if is_new {
-            open.nodes += 1;
-            self.budget.charge(Use::Requests, NODE_BYTES);
-        }
+        *view.known.lock().entry(ino.0).or_default() += 1;
+        self.tell(open, view, view.bytes());
         Ok(())
     }
 
@@ -486,59 +507,86 @@ impl Shared {
         let Some((slot, ino)) = place_of(node) else {
             return;
         };
-        let view = {
-            let mut open = self.open.lock();
-            let Some(view) = open.views.get(&slot).map(Arc::clone) else {
+        let mut open = self.open.lock();
+        let Some(view) = open.views.get(&slot).map(Arc::clone) else {
+            return;
+        };
+        let is_empty = {
+            let mut known = view.known.lock();
+            let Some(count) = known.get_mut(&ino.0) else {
                 return;
             };
-            let is_empty = {
-                let mut known = view.known.lock();
-                let Some(count) = known.get_mut(&ino.0) else {
-                    return;
-                };
-                *count = count.saturating_sub(lookups);
-                if *count == 0 {
-                    known.remove(&ino.0);
-                    open.nodes -= 1;
-                    self.budget.give_back(Use::Requests, NODE_BYTES);
-                }
-                known.is_empty()
-            };
-            if is_empty {
-                self.close(&mut open, slot);
+            *count = count.saturating_sub(lookups);
+            if *count == 0 {
+                known.remove(&ino.0);
             }
-            view
+            known.is_empty()
         };
-        view.volume.forget(ino, lookups);
+        if is_empty {
+            self.close(&mut open, slot);
+            drop(open);
+            view.volume.forget(ino, lookups);
+        } else {
+            drop(open);
+            view.volume.forget(ino, lookups);
+            self.tell_again(slot, &view);
+        }
+    }
+
+    /// Tells the memory of a view that may have changed, unless the view was closed meanwhile.
+    fn tell_again(&self, slot: u64, view: &Arc<View>) {
+        let mut open = self.open.lock();
+        let at = open.views.get(&slot);
+        if at.is_some_and(|at| Arc::ptr_eq(at, view)) {
+            self.tell(&mut open, view, view.bytes());
+        }
     }
 
     fn close(&self, open: &mut Open, slot: u64) {
         if let Some(view) = open.views.remove(&slot) {
             *self.rests_until.lock() = None;
-            let nodes = view.known.lock().drain().count() as u64;
-            open.nodes -= nodes;
-            let bytes = VIEW_BYTES + nodes * NODE_BYTES;
-            self.budget.give_back(Use::Requests, bytes);
+            view.known.lock().clear();
+            self.tell(open, &view, 0);
         }
     }
 
-    /// Asks the kernel to forget the views that were used the longest time ago, until there are half
-    /// as many as there may be, or the rest is in use.
+    /// The open views, those first that were used the longest time ago.
+    fn oldest_first(&self) -> Vec<Arc<View>> {
+        let mut views: Vec<Arc<View>> = self.open.lock().views.values().cloned().collect();
+        views.sort_unstable_by_key(|view| view.used.load(Ordering::Relaxed));
+        views
+    }
+
+    /// Makes inodes of views compact, and asks the kernel to forget the views that were used the
+    /// longest time ago, until there are half as many as there may be, or the rest is in use.
     fn shrink(&self) {
-        let mut fruitless = 0;
-        while fruitless < ROUNDS && self.has_more_than(2) {
-            if self.has_ended.load(Ordering::SeqCst) || self.has_no_prune.load(Ordering::Relaxed) {
+        for view in self.oldest_first() {
+            if self.has_ended.load(Ordering::SeqCst) || !self.has_more_than(2) {
                 return;
             }
-            let before = Self::bytes(&self.open.lock());
-            if let Err(error) = self.ask_to_forget() {
-                tracing::info!(%error, "the kernel forgets views only when its memory is short");
-                self.has_no_prune.store(true, Ordering::Relaxed);
+            compact_view(&view.volume);
+            self.tell_again(slot_of(view.id), &view);
+        }
+        let mut fruitless = 0;
+        while fruitless < ROUNDS && self.has_more_than(2) {
+            if self.has_ended.load(Ordering::SeqCst) {
                 return;
+            }
+            let before = self.open.lock().bytes;
+            match self.ask_to_forget() {
+                Ok(()) => {}
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {
+                    if !self.has_no_prune.swap(true, Ordering::Relaxed) {
+                        tracing::info!("the kernel forgets views only when its memory is short");
+                    }
+                    fruitless = ROUNDS;
+                    continue;
+                }
+                Err(error) => tracing::debug!(%error, "the kernel forgets nothing"),
             }
             // The answers come on the threads that read requests.
             std::thread::sleep(FORGETTING);
-            if Self::bytes(&self.open.lock()) < before {
+            if self.open.lock().bytes < before {
                 fruitless = 0;
             } else {
                 fruitless += 1;
@@ -552,9 +600,7 @@ impl Shared {
     /// Asks the kernel once to forget all inodes of the views that are too many, and of the one that
     /// was used last if the inodes of that are too many.
     fn ask_to_forget(&self) -> std::io::Result<()> {
-        let mut views: Vec<Arc<View>> = self.open.lock().views.values().cloned().collect();
-        views.sort_unstable_by_key(|view| view.used.load(Ordering::Relaxed));
-        for view in views {
+        for view in self.oldest_first() {
             if !self.has_more_than(2) {
                 break;
             }
@@ -573,6 +619,12 @@ impl Shared {
 }
 
 impl View {
+    /// Memory of it, about, in bytes.
+    fn bytes(&self) -> u64 {
+        let counts = self.known.lock().len() as u64 * COUNT_BYTES;
+        VIEW_BYTES + counts + inodes_bytes(&self.volume)
+    }
+
     /// Refuses once the snapshot was removed.
     fn still(&self) -> Answer<()> {
         if has_lost_its_snapshot(&self.volume) {
@@ -687,7 +739,107 @@ impl View {
 
 #[cfg(test)]
 mod tests {
+    use ramet_block::{Device, MemDevice};
+    use ramet_fs::{Caller, CloneMode, FormatOptions, NewInode, OpenOptions};
+    use rustix::event::epoll;
+
     use super::*;
+
+    const FILES: usize = 4000;
+
+    /// A volume with many files, a clone of them without a name that was ever looked up, and two
+    /// snapshots. Views may take 512 KiB.
+    fn volume() -> Arc<Volume> {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let options = OpenOptions {
+            budget: Some(Budget::of_volumes(4 << 20)),
+            ..OpenOptions::default()
+        };
+        let volume = Volume::open(device, options).unwrap();
+        let make = |dir, name: &str, kind| {
+            let new = NewInode::new(kind, 0o755);
+            let made = volume.names().create(dir, name.as_bytes(), &new);
+            made.unwrap().ino
+        };
+        let dir = make(ROOT_INO, "dir", Kind::Directory);
+        for number in 0..FILES {
+            make(dir, &format!("f{number}"), Kind::Regular);
+        }
+        let trees = volume.trees();
+        let (caller, mode) = (Caller::root(), CloneMode::New);
+        trees
+            .clone_entry(&caller, dir, ROOT_INO, b"clone", mode)
+            .unwrap();
+        for name in ["one", "two"] {
+            volume.snapshots().create(name).unwrap();
+        }
+        volume
+    }
+
+    /// The number of the node that a name leads to, to which the kernel has one more reference then.
+    fn found(views: &Views, (slot, view): (u64, &Arc<View>), dir: Ino, name: &str) -> Ino {
+        let name = name.as_bytes();
+        views.look_up((slot, view), dir, name).unwrap();
+        let found = view.volume.names().lookup(dir, name).unwrap().ino;
+        view.volume.forget(found, 1);
+        found
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_forget_on_request_keeps_compact_inodes_and_no_view_from_others() {
+        let volume = volume();
+        let kernel = Kernel::default();
+        // An epoll refuses to be written to, as an older kernel refuses an unknown notification.
+        let refuses = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        kernel.connect(Arc::new(refuses));
+        let budget = Arc::clone(volume.tree().budget());
+        let before = budget.used(Use::Requests);
+        let views = Views::new(volume, kernel).unwrap();
+        let shared = &views.shared;
+        views.open(b"one").unwrap();
+        let (slot, view) = {
+            let open = shared.open.lock();
+            let (slot, view) = open.views.iter().next().unwrap();
+            (*slot, Arc::clone(view))
+        };
+        let mut numbers = Vec::new();
+        for dir in ["dir", "clone"] {
+            let dir = found(&views, (slot, &view), ROOT_INO, dir);
+            numbers.push(dir);
+            let names = (0..FILES).map(|number| format!("f{number}"));
+            numbers.extend(names.map(|name| found(&views, (slot, &view), dir, &name)));
+        }
+        let whole = shared.open.lock().bytes;
+        assert!(shared.has_more_than(1) && shared.is_full(), "{whole}");
+        shared.shrink();
+        assert!(shared.has_no_prune.load(Ordering::Relaxed));
+        let compact = shared.open.lock().bytes;
+        assert!(compact < whole / 3, "{whole} bytes, then {compact}");
+        assert_eq!(budget.used(Use::Requests) - before, compact);
+        views.open(b"two").unwrap();
+        for &number in &numbers {
+            let attr = view.attr(slot, number).unwrap();
+            assert_eq!(attr.ino.0, node_of(slot, number));
+        }
+        for number in numbers.into_iter().rev() {
+            shared.forget(Ino(node_of(slot, number)), 1);
+        }
+        let other = slot_of(views.volume.snapshots().find("two").unwrap().id);
+        for slot in [slot, other] {
+            shared.forget(Ino(node_of(slot, ROOT_INO)), 1);
+        }
+        assert!(shared.open.lock().views.is_empty());
+        assert_eq!(budget.used(Use::Requests), before);
+    }
+
+    #[test]
+    fn views_that_have_ended_open_no_more() {
+        let views = Views::new(volume(), Kernel::default()).unwrap();
+        views.end();
+        assert_eq!(views.open(b"one").err(), Some(Errno::NOTCONN));
+        assert_eq!(views.shared.open.lock().bytes, 0);
+    }
 
     #[test]
     fn numbers_of_two_views_and_of_the_live_volume_are_apart() {
