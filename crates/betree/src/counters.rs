@@ -70,6 +70,9 @@ counters! {
     leaves_written_bytes,
     /// Of the bytes of leaves: those that an idle volume wrote anew to free space, before compression.
     idle_written_bytes,
+    /// Of the bytes of leaves: those that were written anew since their ranges kept much more space
+    /// than they showed, before compression.
+    condensed_written_bytes,
     /// Of the bytes written: leaves that were ingested by large writes.
     ingested_written_bytes,
     /// Of the bytes written: messages that rest in interior nodes over a checkpoint.

@@ -50,6 +50,8 @@ pub enum StructuralPath {
     CompactedCopies,
     /// Clones that had prerequisites: a compacted copy, or messages moved out of their way.
     CloneWaits,
+    /// Ranges written anew since they kept more space than they showed.
+    Condensings,
     /// Checkpoints written.
     Checkpoints,
 }
@@ -59,7 +61,7 @@ pub(crate) const PATHS: usize = StructuralPath::ALL.len();
 
 impl StructuralPath {
     /// All paths with their names, in the order of their numbers.
-    pub const ALL: [(Self, &'static str); 21] = [
+    pub const ALL: [(Self, &'static str); 22] = [
         (Self::Splits, "splits"),
         (Self::Flushes, "flushes"),
         (Self::Rewrites, "rewrites"),
@@ -80,6 +82,7 @@ impl StructuralPath {
         (Self::Ingests, "ingests"),
         (Self::CompactedCopies, "compacted_copies"),
         (Self::CloneWaits, "clone_waits"),
+        (Self::Condensings, "condensings"),
         (Self::Checkpoints, "checkpoints"),
     ];
 }

@@ -1,5 +1,5 @@
 //! A rename of a directory from one clone to another costs the same, and so does a lookup below it,
-//! however many renames there were before.
+//! however many renames there were before. The space in use stays near that of a fresh volume.
 //!
 //! `RAMET_RENAMES` is the number of renames, `RAMET_SEED` their seed.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -27,6 +27,13 @@ const DEPTH_MAX: usize = 6;
 const PROBES: usize = 200;
 /// Renames that share a frame of the journal, which has whole blocks.
 const AT_ONCE: usize = 50;
+/// Renames between two checkpoints.
+const PER_CHECKPOINT: usize = 1000;
+/// Space in use is at most so many times that of a fresh volume with the same keys and values, each
+/// clone written in full, ...
+const TIMES_FRESH: u64 = 3;
+/// ... and so many bytes more: four leaves, and nodes of renames that no checkpoint has condensed.
+const SPACE_BYTES: u64 = 4 << 20;
 /// All numbers of inodes are told by keys that begin so.
 const NUMBERS: &[u8] = b"\x01\0\x0c";
 
@@ -243,6 +250,25 @@ impl Tree {
         assert_eq!(self.volume.controls().check().unwrap(), []);
     }
 
+    fn allocated_bytes(&self) -> u64 {
+        self.volume.stats().tree.allocated_bytes
+    }
+
+    /// Space in use of a new volume to which all keys and values were written.
+    fn fresh_bytes(&self) -> u64 {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
+        ramet_betree::Tree::format(&device, &ramet_betree::FormatOptions::default()).unwrap();
+        let options = ramet_betree::OpenOptions {
+            manual: true,
+            ..ramet_betree::OpenOptions::default()
+        };
+        let tree = ramet_betree::Tree::open(device, options).unwrap();
+        let entries = self.volume.tree().scan(b"", None);
+        tree.import("", None, entries.map(Result::unwrap)).unwrap();
+        tree.checkpoint().unwrap();
+        tree.stats().allocated_bytes
+    }
+
     fn keys_of_numbers(&self) -> usize {
         let end = ramet_betree::successor_of_prefix(NUMBERS);
         self.volume.tree().scan(NUMBERS, end.as_deref()).count()
@@ -265,18 +291,30 @@ fn renames_of_directories_between_clones_lengthen_no_way() {
     let renames = variable("RAMET_RENAMES").unwrap_or(10_000);
     let mut tree = Tree::new(variable("RAMET_SEED").unwrap_or(27));
     let mut costs = vec![tree.cost()];
+    let mut most = 0;
     for part in 1..=4 {
         while (tree.renames as u64) < renames * part / 4 {
             tree.rename();
-            if tree.renames.is_multiple_of(1000) {
+            if tree.renames.is_multiple_of(PER_CHECKPOINT) {
                 tree.volume.forget_all();
                 tree.volume.sync_all().unwrap();
                 tree.volume.checkpoint().unwrap();
+                most = most.max(tree.allocated_bytes());
             }
         }
         costs.push(tree.cost());
     }
     tree.expect_all();
+    let fresh = tree.fresh_bytes();
+    println!(
+        "{} KiB at most, a fresh volume takes {} KiB",
+        most >> 10,
+        fresh >> 10
+    );
+    assert!(
+        most <= TIMES_FRESH * fresh + SPACE_BYTES,
+        "{most} bytes in use, and {fresh} of a fresh volume"
+    );
     let [before, after_some, .., after] = &costs[..] else {
         panic!("five measurements");
     };
@@ -290,7 +328,8 @@ fn renames_of_directories_between_clones_lengthen_no_way() {
         ("journal", before.journal_bytes, after.journal_bytes, 1.5),
         ("lookups", before.lookup_visits, after.lookup_visits, 1.25),
         ("handles", before.handle_visits, after.handle_visits, 1.25),
-        ("reads", after_some.lookup_reads, after.lookup_reads, 1.25),
+        // There are few, and more of them before space is cleared up than after it.
+        ("reads", after_some.lookup_reads, after.lookup_reads, 3.0),
         (
             "keys",
             after_some.keys_of_numbers,

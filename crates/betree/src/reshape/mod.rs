@@ -3,6 +3,7 @@
 pub(crate) mod absorb;
 pub(crate) mod child;
 pub(crate) mod compact;
+pub(crate) mod condense;
 pub(crate) mod convert;
 pub(crate) mod flatten;
 pub(crate) mod gather;

@@ -31,6 +31,7 @@ use crate::store::fragments::Fragments;
 use crate::store::store::Store;
 use crate::sync::{Mutex, TimedMutex};
 use crate::tree::clones::Clones;
+use crate::tree::condensing::Condensing;
 use crate::tree::failure::Failure;
 use crate::tree::root::Root;
 use crate::tree::write_fresh::write_fresh;
@@ -103,6 +104,7 @@ pub(crate) struct Checkpointer {
     store: Arc<Store>,
     root: Arc<Root>,
     clones: Arc<Clones>,
+    pub(crate) condensing: Condensing,
     failure: Arc<Failure>,
     /// None of a tree that is read only, nor during recovery.
     journal: OnceLock<Journal>,
@@ -129,6 +131,7 @@ impl Checkpointer {
     ) -> Self {
         Self {
             checkpointed_seq: AtomicU64::new(root.seq()),
+            condensing: Condensing::new(store.clone(), root.clone()),
             store,
             root,
             clones,
@@ -333,6 +336,9 @@ impl Checkpointer {
         self.store.space_debt.look_for_dead(&top);
         drop(top);
         self.root.flush_if_possible(true)?;
+        if !matches!(records, Records::Replay(_)) {
+            self.condensing.work()?;
+        }
         self.write_state(sb, records, clean)
     }
 

@@ -16,15 +16,16 @@
 //! ```text
 //!  Root          buffer, root                    Store, Failure
 //!  Clones        captures, compacted copies      Root, Store, Signals, Threads
-//!  Checkpointer  journal, superblock             Clones, Root, Store, Failure
+//!  Condensing    passes over ranges              Root, Store
+//!  Checkpointer  journal, superblock             Condensing, Clones, Root, Store, Failure
 //!  Reclaimer     space that comes back           Checkpointer, Root, Store
 //!  Admission     space and memory for batches    Checkpointer, Root, Store, Failure, Signals, Threads
 //!  IngestWriter  leaves of ingests               Admission, Store, Failure
 //!  Inner         batches applied                 all of them
 //! ```
 //!
-//! Lock order: `Reclaimer::pass`, `Checkpointer::superblock`, `Root::structure`,
-//! `Clones::compacting`, `Root::state`, then the locks inside capture cache, compacted copies,
+//! Lock order: `Reclaimer::pass`, `Checkpointer::superblock`, `Condensing::pass`,
+//! `Root::structure`, `Clones::compacting`, `Root::state`, then the locks inside capture cache, compacted copies,
 //! journal, store and node table. Those of `Signals`, `Threads` and the time of the last checkpoint
 //! are held for a moment, below all of these, and no lock is taken under them.
 

@@ -7,6 +7,7 @@ pub(crate) mod background;
 pub(crate) mod batch;
 pub(crate) mod checkpoint;
 pub(crate) mod clones;
+pub(crate) mod condensing;
 pub(crate) mod defer;
 pub(crate) mod failure;
 pub(crate) mod format;

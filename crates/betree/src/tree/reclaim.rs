@@ -98,7 +98,10 @@ impl Reclaimer {
         let Some(journal) = self.checkpointer.journal() else {
             return Ok(false);
         };
-        if self.checkpointer.is_behind() || journal.host_room().has_left_front() {
+        if self.checkpointer.is_behind()
+            || self.checkpointer.condensing.is_under_way()
+            || journal.host_room().has_left_front()
+        {
             self.checkpointer.checkpoint_idle()?;
             return Ok(true);
         }

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::node::buffer::Buffer;
@@ -11,6 +13,7 @@ use crate::node::run_view::RunView;
 use crate::node::skeleton::Skeleton;
 use crate::paths::StructuralPath;
 use crate::read::lookup::View;
+use crate::reshape::condense::Condenser;
 use crate::reshape::idle::{IdleRewriter, IdleStep};
 use crate::reshape::maintain::Maintainer;
 use crate::reshape::make::NodeMaker;
@@ -221,6 +224,24 @@ impl Root {
             self.publish(root, seen);
         }
         Ok(step)
+    }
+
+    /// Condenses ranges from the key `from` on, as far as one step goes. The key at which the next
+    /// one begins; `None` at the end.
+    ///
+    /// # Errors
+    /// As [`Condenser::step`]; then nothing has changed.
+    pub(crate) fn condense(&self, from: &[u8]) -> Result<Option<Bytes>> {
+        let _structure = self.structure.lock();
+        let top = self.state.lock().top.clone();
+        let mut root = Skeleton::clone(&top);
+        let seen = root.next_ord;
+        let step = Condenser::of(&self.store).step(Maintainer::of(&self.store), &mut root, from)?;
+        if step.has_changed {
+            self.shape_root(&mut root, &top)?;
+            self.publish(root, seen);
+        }
+        Ok(step.next)
     }
 
     /// Moves all messages that wait above the lowest node that covers `range` down to that node.
