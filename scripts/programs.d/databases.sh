@@ -37,6 +37,7 @@ PY
 }
 
 needs_postgres="initdb pg_ctl pgbench"
+root_postgres=1
 postgres_bin() { compgen -G '/usr/lib/postgresql/*/bin' | tail -n 1; }
 as_postgres() { setpriv --reuid postgres --regid postgres --init-groups env HOME=/tmp PATH="$PATH:$(postgres_bin)" "$@"; }
 make_postgres() {

@@ -31,6 +31,7 @@ upper_facts() {
 }
 
 needs_overlayfs="overlay setfattr"
+root_overlayfs=1
 make_overlayfs() { make_lower "$1"; }
 use_overlayfs() {
     mkdir "$2/work" "$2/merged" || return
@@ -50,7 +51,9 @@ use_overlayfs() {
     mount -t overlay overlay -o "lowerdir=$1/upper:$1/lower" "$2/merged" && (cd "$2/merged" && find . | sort) && umount "$2/merged"
 }
 
+# Fusermount3, which is root's, may not enter the mount of another user.
 needs_fuse_overlayfs="fuse-overlayfs setfattr"
+root_fuse_overlayfs=1
 make_fuse_overlayfs() { make_lower "$1"; }
 use_fuse_overlayfs() {
     mkdir "$2/work" "$2/merged" || return
@@ -93,6 +96,7 @@ use_buildah() {
 # The path of its state is short, as podman demands.
 podman_in() { podman --log-level error --root "$1/store" --runroot "$podman_state" --storage-driver overlay "${@:3}"; }
 needs_podman="podman crun gcc unshare overlay"
+root_podman=1
 make_podman() {
     mkdir "$1/store" "$1/root" "$1/root/dir" && echo text >"$1/root/dir/file" || return
     cat >"$1/prog.c" <<'PROGRAM'

@@ -107,6 +107,7 @@ use_chattr() {
 }
 
 needs_setfacl="setfacl getfacl"
+root_setfacl=1
 make_setfacl() { mkdir -p "$1/d/e" && touch "$1/d/f" "$1/d/e/g" && setfacl -d -m u:daemon:rw "$1/d"; }
 use_setfacl() {
     cd "$1" || return
@@ -153,6 +154,7 @@ COMMANDS
 }
 
 needs_mounts="setpriv"
+root_mounts=1
 make_mounts() { mkdir "$1/d" && echo text >"$1/d/f"; }
 use_mounts() {
     mkdir "$2/bound" && mount --bind "$1/d" "$2/bound" && mount -o remount,bind,ro "$2/bound" || return
@@ -177,6 +179,7 @@ use_mounts() {
 }
 
 needs_remount="mountpoint"
+root_remount=1
 make_remount() { echo text >"$1/f"; }
 use_remount() {
     local top
@@ -194,6 +197,7 @@ use_remount() {
 }
 
 needs_capabilities="setpriv capsh"
+root_capabilities=1
 make_capabilities() { echo text >"$1/f" && chmod 600 "$1/f" && mkdir -m 700 "$1/d" && cp "$(command -v cat)" "$1/cat"; }
 use_capabilities() {
     cd "$1" || return
