@@ -88,6 +88,8 @@ pub(crate) struct CondenseStep {
     pub(crate) next: Option<Bytes>,
     /// Whether the step made new nodes.
     pub(crate) has_changed: bool,
+    /// Whether space was missing for a part.
+    pub(crate) is_short: bool,
 }
 
 /// Writes ranges anew; see the module header.
@@ -104,6 +106,8 @@ pub(crate) struct Condenser<'a> {
     /// Bytes that are left of this step.
     left: u64,
     has_changed: bool,
+    /// Whether space was missing.
+    is_short: bool,
 }
 
 /// Edges in the place of one, and the key at which the next step begins if this one is over.
@@ -150,6 +154,7 @@ impl<'a> Condenser<'a> {
             counters: &store.counters,
             left: STEP_BYTES,
             has_changed: false,
+            is_short: false,
         }
     }
 
@@ -172,6 +177,7 @@ impl<'a> Condenser<'a> {
         Ok(CondenseStep {
             next,
             has_changed: self.has_changed,
+            is_short: self.is_short,
         })
     }
 
@@ -193,7 +199,10 @@ impl<'a> Condenser<'a> {
             match self.go_on(maintainer, node, at, (from, share)) {
                 Ok((_, Some(next))) => return Ok(Some(next)),
                 Ok((made, None)) => at += made,
-                Err(Error::NoSpace) => at += 1,
+                Err(Error::NoSpace) => {
+                    self.is_short = true;
+                    at += 1;
+                }
                 Err(error) if error.is_of_a_read() => {
                     tracing::warn!(%error, "what lies below an unreadable node stays as it is");
                     at += 1;
@@ -370,11 +379,11 @@ impl<'a> Condenser<'a> {
         while let Some((_, (below, share))) = todo.pop_last() {
             looks += 1;
             if looks > RECORDS_MAX {
-                sum = f64::MAX;
                 break;
             }
             let node = self.weigh(&below)?;
-            let share = share / node.refs.max(1) as f64;
+            // Several of the edges may refer to one node.
+            let share = (share / node.refs.max(1) as f64).min(1.0);
             sum += node.bytes as f64 * share;
             if sum > most as f64 {
                 break;
@@ -449,8 +458,9 @@ impl<'a> Condenser<'a> {
         let (mut child, lift) = self.children.open_child(node, at)?;
         let shows_little = 2 * refs * child.edges.len() as u64 <= whole;
         let before = self.counters.structural_work();
-        if self.has_ranges(&child)? {
-            // Nodes that a range message hides are let go.
+        if refs == 1 && self.has_ranges(&child)? {
+            // Nodes that a range message hides are let go. A shared node stays as it is: each of its
+            // clones would get the messages of its own.
             with_stack(|| maintainer.below().maintain(&mut child, false, true))?;
         }
         let is_other = shows_little || self.counters.structural_work() != before;

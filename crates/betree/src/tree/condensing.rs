@@ -48,6 +48,8 @@ struct Pass {
     conversions: u64,
     /// Space of nodes when the last part of the pass was done, in bytes.
     seen: u64,
+    /// Whether the pass found no space for a part.
+    is_short: bool,
 }
 
 /// Steps that go with so many bytes of nodes.
@@ -76,6 +78,7 @@ impl Condensing {
                 rest: Some(0),
                 conversions: 0,
                 seen: 0,
+                is_short: false,
             }),
         }
     }
@@ -113,13 +116,20 @@ impl Condensing {
         for _ in 0..steps_for(made).min(STEPS_MAX) {
             let Some(from) = pass.from.take() else { break };
             pass.from = match self.root.condense(&from) {
+                Ok(step) => {
+                    pass.is_short |= step.is_short;
+                    step.next
+                }
                 // Nothing has changed. The pass is over, since its next step would fail too.
-                Err(Error::NoSpace) => None,
+                Err(Error::NoSpace) => {
+                    pass.is_short = true;
+                    None
+                }
                 Err(error) if error.is_of_a_read() => {
                     tracing::warn!(%error, "space is kept above an unreadable node");
                     None
                 }
-                next => next?,
+                Err(error) => return Err(error),
             };
             pass.left = pass.left.saturating_sub(1);
             if pass.left == 0
@@ -130,7 +140,10 @@ impl Condensing {
         }
         pass.seen = self.node_bytes();
         if pass.from.is_none() {
-            pass.rest = None;
+            // A pass that found no space for a part did not do its work, so it does not count.
+            if !std::mem::take(&mut pass.is_short) {
+                pass.rest = None;
+            }
             pass.conversions = self.conversions();
         }
         Ok(())

@@ -3,8 +3,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::node::buffer::Buffer;
@@ -13,7 +11,7 @@ use crate::node::run_view::RunView;
 use crate::node::skeleton::Skeleton;
 use crate::paths::StructuralPath;
 use crate::read::lookup::View;
-use crate::reshape::condense::Condenser;
+use crate::reshape::condense::{CondenseStep, Condenser};
 use crate::reshape::idle::{IdleRewriter, IdleStep};
 use crate::reshape::maintain::Maintainer;
 use crate::reshape::make::NodeMaker;
@@ -231,7 +229,7 @@ impl Root {
     ///
     /// # Errors
     /// As [`Condenser::step`]; then nothing has changed.
-    pub(crate) fn condense(&self, from: &[u8]) -> Result<Option<Bytes>> {
+    pub(crate) fn condense(&self, from: &[u8]) -> Result<CondenseStep> {
         let _structure = self.structure.lock();
         let top = self.state.lock().top.clone();
         let mut root = Skeleton::clone(&top);
@@ -241,7 +239,7 @@ impl Root {
             self.shape_root(&mut root, &top)?;
             self.publish(root, seen);
         }
-        Ok(step.next)
+        Ok(step)
     }
 
     /// Moves all messages that wait above the lowest node that covers `range` down to that node.
