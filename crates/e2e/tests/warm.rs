@@ -89,8 +89,9 @@ fn plant(root: &Path) -> u64 {
     for file in 0..1500 {
         File::create(large.join(format!("{file}"))).unwrap();
     }
-    // A file as young as the index is compared again by each `git status`, which writes the index.
-    let git = "find . -type f -exec touch -d @1700000000 {} + && git init -q . && git add -A && \
+    // An entry as young as the index, in seconds, is compared again by each `git status`, which
+    // writes the index.
+    let git = "find . ! -type d -exec touch -h -d @1700000000 {} + && git init -q . && git add -A && \
                git -c user.email=a@b -c user.name=n commit -q -m c";
     shell(&format!("cd {} && {git}", root.join("d3").display()));
     names + 1501 + 100
