@@ -1,8 +1,11 @@
 //! Ranges that keep far more space than they show are written anew, and others are left alone.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::sync::Arc;
 
+use common::{assert_sound, contents, idle, value};
 use ramet_betree::{Batch, FormatOptions, OpenOptions, StructuralPath, Tree, TreeShape};
 use ramet_block::{Device, MemDevice};
 
@@ -33,24 +36,15 @@ fn open(device: &Arc<dyn Device>) -> Tree {
     Tree::open(Arc::clone(device), options).unwrap()
 }
 
-/// Bytes that do not compress.
-fn value(seed: usize, len: usize) -> Vec<u8> {
-    let mut state = (seed as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    (0..len / 8).flat_map(next).collect()
-}
-
 /// Two ranges of directories.
 fn make_dirs(tree: &Tree) {
     for dir in 0..DIRS {
         let mut batch = Batch::new();
         for name in 0..NAMES {
-            batch.put(format!("m/{}/{dir:04}/{name}", dir % 2), value(dir, 256));
+            batch.put(
+                format!("m/{}/{dir:04}/{name}", dir % 2),
+                value(dir as u64, 256),
+            );
         }
         tree.apply(batch).unwrap();
     }
@@ -74,28 +68,6 @@ fn move_dirs(tree: &Tree, rounds: usize) {
         (0..DIRS).for_each(|dir| move_dir(tree, dir, round));
         tree.checkpoint().unwrap();
     }
-}
-
-fn contents(tree: &Tree) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let all = tree.scan(b"", None);
-    all.map(|pair| pair.map(|(key, value)| (key.to_vec(), value.to_vec())))
-        .collect::<Result<_, _>>()
-        .unwrap()
-}
-
-fn assert_sound(tree: &Tree) {
-    let complaints = tree.verify(&mut |_| {}).unwrap();
-    assert!(complaints.is_empty(), "{complaints:?}");
-}
-
-/// Does all work that an idle volume has.
-fn idle(tree: &Tree) {
-    let mut steps = 0;
-    while tree.reclaim_space().unwrap() {
-        steps += 1;
-        assert!(steps < 10_000, "an idle volume comes to rest");
-    }
-    tree.checkpoint().unwrap();
 }
 
 #[test]
@@ -155,7 +127,7 @@ fn unwritten_clones_stay_shared_while_other_ranges_are_condensed() {
     let tree = tree();
     let mut batch = Batch::new();
     for file in 0..FILES {
-        batch.put(format!("a/{file:04}"), value(file, 512));
+        batch.put(format!("a/{file:04}"), value(file as u64, 512));
     }
     tree.apply(batch).unwrap();
     tree.checkpoint().unwrap();
@@ -188,7 +160,7 @@ fn a_volume_without_clones_and_removals_has_nothing_to_condense() {
         for file in 0..2000 {
             batch.put(
                 format!("a/{:06}", (file * 7919 + round * 13) % 20_000),
-                value(file + round, 128),
+                value((file + round) as u64, 128),
             );
         }
         tree.apply(batch).unwrap();

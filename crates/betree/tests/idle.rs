@@ -1,8 +1,11 @@
 //! Leaves of an idle volume are written anew where messages wait that replace much of them.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::sync::Arc;
 
+use common::{assert_sound, contents, idle};
 use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::{Device, MemDevice};
 
@@ -37,14 +40,7 @@ fn tree_of(bytes: u64) -> (Arc<dyn Device>, Tree) {
 
 /// A value that does not compress.
 fn value(seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    (0..VALUE / 8).flat_map(next).collect()
+    common::value(seed, VALUE)
 }
 
 /// The key of a number; neighbours are 7 keys apart.
@@ -62,29 +58,6 @@ fn put_all(tree: &Tree, prefix: &str, numbers: impl Iterator<Item = u64>, seed: 
     }
     tree.apply(batch).unwrap();
     tree.checkpoint().unwrap();
-}
-
-/// Does all work that an idle volume has; returns the number of steps.
-fn idle(tree: &Tree) -> u32 {
-    let mut steps = 0;
-    while tree.reclaim_space().unwrap() {
-        steps += 1;
-        assert!(steps < 10_000, "an idle volume comes to rest");
-    }
-    tree.checkpoint().unwrap();
-    steps
-}
-
-fn contents(tree: &Tree) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let all = tree.scan(b"", None);
-    all.map(|pair| pair.map(|(key, value)| (key.to_vec(), value.to_vec())))
-        .collect::<Result<_, _>>()
-        .unwrap()
-}
-
-fn assert_sound(tree: &Tree) {
-    let complaints = tree.verify(&mut |_| {}).unwrap();
-    assert!(complaints.is_empty(), "{complaints:?}");
 }
 
 /// A tree whose every fifth key was overwritten, at a place of its own in each leaf.

@@ -71,8 +71,8 @@ const TOLD: u64 = 16;
 /// Most nodes that are opened to see the contents of some edges. With more of them they are gone
 /// through one by one.
 const OPENS_MAX: usize = 2048;
-/// Most records that are looked at to weigh the nodes below some edges. Half a leaf that needs more
-/// is worth being written anew.
+/// Most records that are looked at to weigh the nodes below some edges. Those that are left count
+/// nothing.
 const RECORDS_MAX: u64 = 4096;
 /// Bytes that a step reads and writes, about.
 pub(crate) const STEP_BYTES: u64 = 4 << 20;

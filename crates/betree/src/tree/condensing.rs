@@ -2,13 +2,13 @@
 //!
 //! A checkpoint looks at the space of nodes, with those that are not written yet. A pass of
 //! [`crate::reshape::condense`] is due when that is half as much again as after the last pass, and
-//! some leaves more. Only range messages hide nodes: while nearly none became edges no pass is due. The
-//! first pass of a mount is due as soon as some did, since mounts may be short.
+//! some leaves more. Only range messages hide nodes: while nearly none became edges no pass is due.
+//! The first pass of a mount is due as soon as some did, since mounts may be short.
 //!
 //! A checkpoint does a part of the pass before it writes its nodes: several times as much as nodes
-//! were made since the last one, up to a limit. So a pass is over before the space has grown by much more. Nodes
-//! that are condensed in the checkpoint after they were made are never written. An idle volume goes
-//! on with a pass that has begun.
+//! were made since the last one, up to a limit. So a pass is over before the space has grown by much
+//! more. Nodes that are condensed in the checkpoint after they were made are never written. An idle
+//! volume goes on with a pass that has begun.
 
 use std::sync::Arc;
 

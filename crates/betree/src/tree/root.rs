@@ -127,13 +127,23 @@ impl Root {
         &self,
         change: impl FnOnce(&Store, &mut Skeleton) -> Result<()>,
     ) -> Result<()> {
+        self.rebuild_if(|store, root| change(store, root).map(|()| ((), true)))
+    }
+
+    /// The same, if `change` tells that it changed anything. Returns the rest of its answer.
+    fn rebuild_if<T>(
+        &self,
+        change: impl FnOnce(&Store, &mut Skeleton) -> Result<(T, bool)>,
+    ) -> Result<T> {
         let top = self.state.lock().top.clone();
         let mut root = Skeleton::clone(&top);
         let seen = root.next_ord;
-        change(&self.store, &mut root)?;
-        self.shape_root(&mut root, &top)?;
-        self.publish(root, seen);
-        Ok(())
+        let (answer, has_changed) = change(&self.store, &mut root)?;
+        if has_changed {
+            self.shape_root(&mut root, &top)?;
+            self.publish(root, seen);
+        }
+        Ok(answer)
     }
 
     /// Gives a root with too many edges a level more, and a root with a single child a level less.
@@ -212,34 +222,24 @@ impl Root {
     /// As [`IdleRewriter::step`]; then nothing has changed.
     pub(crate) fn rewrite_idle(&self, from: &[u8]) -> Result<IdleStep> {
         let _structure = self.structure.lock();
-        let top = self.state.lock().top.clone();
-        let mut root = Skeleton::clone(&top);
-        let seen = root.next_ord;
-        let step =
-            IdleRewriter::of(&self.store).step(Maintainer::of(&self.store), &mut root, from)?;
-        if step.has_changed {
-            self.shape_root(&mut root, &top)?;
-            self.publish(root, seen);
-        }
-        Ok(step)
+        self.rebuild_if(|store, root| {
+            let step = IdleRewriter::of(store).step(Maintainer::of(store), root, from)?;
+            let has_changed = step.has_changed;
+            Ok((step, has_changed))
+        })
     }
 
-    /// Condenses ranges from the key `from` on, as far as one step goes. The key at which the next
-    /// one begins; `None` at the end.
+    /// Condenses ranges from the key `from` on, as far as one step goes.
     ///
     /// # Errors
     /// As [`Condenser::step`]; then nothing has changed.
     pub(crate) fn condense(&self, from: &[u8]) -> Result<CondenseStep> {
         let _structure = self.structure.lock();
-        let top = self.state.lock().top.clone();
-        let mut root = Skeleton::clone(&top);
-        let seen = root.next_ord;
-        let step = Condenser::of(&self.store).step(Maintainer::of(&self.store), &mut root, from)?;
-        if step.has_changed {
-            self.shape_root(&mut root, &top)?;
-            self.publish(root, seen);
-        }
-        Ok(step)
+        self.rebuild_if(|store, root| {
+            let step = Condenser::of(store).step(Maintainer::of(store), root, from)?;
+            let has_changed = step.has_changed;
+            Ok((step, has_changed))
+        })
     }
 
     /// Moves all messages that wait above the lowest node that covers `range` down to that node.
