@@ -244,6 +244,13 @@ impl Held {
         }
     }
 
+    /// Tells that `bytes` are held now, in all. Returns the bytes that were held until now.
+    pub fn set(&mut self, bytes: u64) -> u64 {
+        self.budget.charge(self.what, bytes);
+        self.budget.give_back(self.what, self.bytes);
+        std::mem::replace(&mut self.bytes, bytes)
+    }
+
     /// Tells that `bytes` more are held. Whether the use, with all that others hold of it, stays
     /// within the `divisor`-th part of the limit.
     #[must_use]
@@ -299,6 +306,8 @@ mod tests {
         assert!(held.add(12 * MIB, 2));
         assert!(!held.add(1, 2));
         assert_eq!(budget.used(Use::Requests), 32 * MIB + 1);
+        assert_eq!(held.set(MIB), 12 * MIB + 1);
+        assert_eq!(budget.used(Use::Requests), 21 * MIB);
         drop(held);
         assert_eq!(budget.used(Use::Requests), 20 * MIB);
     }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use ramet_block::{Budget, Use};
+use ramet_block::{Budget, Held, Use};
 
 /// The part of [`Use::Inodes`] that is this volume's. It is given back with the volume.
 pub(super) struct ToldInodes {
     budget: Arc<Budget>,
-    bytes: Mutex<u64>,
+    held: Mutex<Held>,
 }
 
 impl ToldInodes {
@@ -16,28 +16,17 @@ impl ToldInodes {
     pub(super) fn new(budget: &Arc<Budget>) -> Self {
         Self {
             budget: Arc::clone(budget),
-            bytes: Mutex::new(0),
+            held: Mutex::new(Held::new(budget, Use::Inodes)),
         }
     }
 
     /// Tells that the inodes of this volume take `bytes` now, unless another thread does so at the
     /// moment. Answers the bytes of the inodes of all volumes.
     pub(super) fn tell(&self, bytes: u64) -> u64 {
-        if let Some(mut told) = self.bytes.try_lock() {
-            if bytes >= *told {
-                self.budget.charge(Use::Inodes, bytes - *told);
-            } else {
-                self.budget.give_back(Use::Inodes, *told - bytes);
-            }
-            *told = bytes;
+        if let Some(mut held) = self.held.try_lock() {
+            held.set(bytes);
         }
         self.budget.used(Use::Inodes)
-    }
-}
-
-impl Drop for ToldInodes {
-    fn drop(&mut self) {
-        self.tell(0);
     }
 }
 

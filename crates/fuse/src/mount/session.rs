@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ramet_block::failpoints;
-use ramet_block::{Held, Use};
+use ramet_block::{Budget, Held, Use};
 use ramet_fs::Volume;
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -76,11 +76,11 @@ pub struct Unmounter {
 }
 
 impl Unmounter {
-    /// For the mount of the file system `device` at `dir`, if this process sees it there.
-    pub(super) fn of(dir: PathBuf, device: Device, helper: &Path) -> Self {
+    /// For the mount of the file system `device` at `dir`; `None` where its number is not known.
+    pub(super) fn of(dir: PathBuf, device: Option<Device>, helper: &Path) -> Self {
         Self {
             dir: Arc::new(dir),
-            device: Some(device),
+            device,
             helper: helper.into(),
         }
     }
@@ -318,11 +318,8 @@ impl Mounted {
     pub(super) fn attach(dir: &Path, options: &MountOptions) -> io::Result<Self> {
         let dir = dir.canonicalize()?;
         let device = Arc::new(attach(&dir, options)?);
-        let unmounter = Unmounter {
-            device: mountinfo::device_at(&dir),
-            dir: Arc::new(dir),
-            helper: options.helper.as_path().into(),
-        };
+        let number = mountinfo::device_at(&dir);
+        let unmounter = Unmounter::of(dir, number, &options.helper);
         Ok(Self::with(device, unmounter, true))
     }
 
@@ -373,6 +370,13 @@ impl Mounted {
             answering,
         )?);
         Ok(())
+    }
+
+    /// Tells the budget of the buffers of `readers`, as long as this mount is.
+    pub(super) fn hold_buffers(&mut self, budget: &Arc<Budget>, readers: usize) {
+        let mut buffers = Held::new(budget, Use::Requests);
+        buffers.set((readers * READ_BYTES) as u64);
+        self.buffers = Some(buffers);
     }
 
     /// The connection, for notifications.
@@ -475,10 +479,7 @@ impl Mounted {
         } else {
             readers(threads)
         };
-        let mut buffers = Held::new(server.budget(), Use::Requests);
-        // A mount has its buffers in any case.
-        let _ = buffers.add((count * READ_BYTES) as u64, 1);
-        self.buffers = Some(buffers);
+        self.hold_buffers(server.budget(), count);
         // No fence waits for the requests that come through the device beside rings.
         let reader_lanes = if beside { 0 } else { count };
         fences.expect_lanes(ring_threads + reader_lanes);

@@ -115,7 +115,7 @@ impl SnapshotMounts {
         server.controls.is_beside(Beside::Snapshot {
             live: live.to_string(),
         });
-        let unmounter = Unmounter::of(PathBuf::from(&mount.dir), device, &self.helper);
+        let unmounter = Unmounter::of(PathBuf::from(&mount.dir), Some(device), &self.helper);
         let mut mounted = Mounted::adopt(connection, unmounter.clone());
         kernel.connect(Arc::clone(mounted.connection()));
         mounted.begin_at_device(&server, THREADS)?;

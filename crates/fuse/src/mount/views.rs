@@ -18,7 +18,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use ramet_block::Use;
 use ramet_fs::Volume;
 use rustix::io::Errno;
 
@@ -29,7 +28,6 @@ use crate::mount::options::{self, MountOptions};
 use crate::mount::session::Mounted;
 use crate::server::views::Views;
 use crate::server::workers::Workers;
-use crate::transport::dev_fuse::READ_BYTES;
 
 /// Threads that read requests. One may wait for the device while the other one answers.
 const THREADS: usize = 2;
@@ -194,8 +192,7 @@ impl MountedViews {
             THREADS,
             Box::new(move |header, request, _| answering.answer(header, request)),
         )?;
-        let budget = self.volume.tree().budget();
-        budget.charge(Use::Requests, (THREADS * READ_BYTES) as u64);
+        mounted.hold_buffers(self.volume.tree().budget(), THREADS);
         Ok((mounted, views))
     }
 
@@ -225,8 +222,6 @@ impl MountedViews {
         if let State::Mounted(mounted, views) = state {
             views.end();
             mounted.end(PATIENCE);
-            let budget = self.volume.tree().budget();
-            budget.give_back(Use::Requests, (THREADS * READ_BYTES) as u64);
         }
     }
 

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use ramet_block::{Budget, Use};
+use ramet_block::{Budget, Held, Use};
 use ramet_fs::{
     Attr, Capabilities, DirEntry, Ino, Kind, ROOT_INO, SnapshotEntry, Volume, compact_view,
     has_lost_its_snapshot, inodes_bytes, passing_view,
@@ -111,7 +111,7 @@ struct View {
     /// References of the kernel, by number.
     known: Mutex<HashMap<u64, u64>>,
     /// Bytes of it among those of the open views.
-    told: AtomicU64,
+    told: Mutex<Held>,
     /// Value of the clock at the last request.
     used: AtomicU64,
 }
@@ -413,9 +413,7 @@ impl Shared {
 
     /// Tells the budget that a view takes `bytes` now. The lock of the open views is held.
     fn tell(&self, open: &mut Open, view: &View, bytes: u64) {
-        let before = view.told.swap(bytes, Ordering::Relaxed);
-        self.budget.charge(Use::Requests, bytes);
-        self.budget.give_back(Use::Requests, before);
+        let before = view.told.lock().set(bytes);
         open.bytes = open.bytes + bytes - before;
     }
 
@@ -480,7 +478,7 @@ impl Shared {
             id,
             volume,
             known: Mutex::default(),
-            told: AtomicU64::new(0),
+            told: Mutex::new(Held::new(&self.budget, Use::Requests)),
             used: AtomicU64::new(self.clock.fetch_add(1, Ordering::Relaxed)),
         });
         open.views.insert(slot, Arc::clone(&view));
@@ -572,14 +570,16 @@ impl Shared {
             if self.has_ended.load(Ordering::SeqCst) {
                 return;
             }
+            if self.has_no_prune.load(Ordering::Relaxed) {
+                fruitless = ROUNDS;
+                break;
+            }
             let before = self.open.lock().bytes;
             match self.ask_to_forget() {
                 Ok(()) => {}
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {
-                    if !self.has_no_prune.swap(true, Ordering::Relaxed) {
-                        tracing::info!("the kernel forgets views only when its memory is short");
-                    }
-                    fruitless = ROUNDS;
+                    tracing::info!("the kernel forgets views only when its memory is short");
+                    self.has_no_prune.store(true, Ordering::Relaxed);
                     continue;
                 }
                 Err(error) => tracing::debug!(%error, "the kernel forgets nothing"),
