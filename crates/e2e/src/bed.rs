@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -126,6 +126,21 @@ pub fn refused(args: &[&str]) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()
 }
 
+/// How long daemon, kernel and watcher may take for steps of their own.
+const STEP_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `is_so`, for so long that it counts as never.
+///
+/// # Panics
+/// If it is not so then, with the text `why`.
+pub fn until(why: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < STEP_PATIENCE, "not in time: {why}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// The text of a path.
 ///
 /// # Panics
@@ -227,6 +242,47 @@ impl Bed {
         all.extend(args.iter().map(OsStr::new));
         run_ok(ramet_bin(), &all);
         self.mounted()
+    }
+
+    /// The same, with a file of the permissions `mode`, a directory and a link in it, of which there
+    /// is the snapshot `one`.
+    pub fn mount_with_snapshot(&self, options: &str, mode: u32) -> Mount {
+        let mount = self.mount(&["-o", options]);
+        let at = |name: &str| mount.root().join(name);
+        let file = at("file");
+        std::fs::write(&file, "before").expect("there is room");
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).expect("it is ours");
+        std::fs::create_dir(at("dir")).expect("there is room");
+        std::os::unix::fs::symlink("file", at("link")).expect("there is room");
+        run_ok("setfattr", &["-n", "user.old", "-v", "x", text(&file)]);
+        done(&["snapshot", "create", text(mount.root()), "one"]);
+        mount
+    }
+
+    /// Runs a shell script as the user `uid` in the folder, until a command of it fails. In it
+    /// `refused COMMAND...` ends it where the command succeeds. Returns the lines that it wrote, but
+    /// for those that name Ramet, and all of its output. A mount that it leaves behind is ended.
+    pub fn script_of(&self, uid: u32, script: &str) -> (Vec<String>, String) {
+        let refused =
+            "refused() { if \"$@\" 2>/dev/null; then echo \"not refused: $*\"; exit 1; fi; }";
+        let script =
+            format!("set -e; unset XDG_RUNTIME_DIR; export TMPDIR=$PWD\n{refused}\n{script}");
+        let ids = [format!("--reuid={uid}"), format!("--regid={uid}")];
+        let out = Command::new("setpriv")
+            .args(ids)
+            .args(["--clear-groups", "timeout", "120", "sh", "-c", &script])
+            .current_dir(self.path())
+            .stdin(Stdio::null())
+            .output()
+            .expect("it is there");
+        if is_mount_point(&self.mount_point()) {
+            force_unmount(&self.mount_point());
+        }
+        let said = String::from_utf8_lossy(&out.stdout);
+        let lines = said.lines().filter(|line| !line.contains("ramet"));
+        let lines = lines.map(str::to_owned).collect();
+        let all = format!("{said}{}", String::from_utf8_lossy(&out.stderr));
+        (lines, all)
     }
 
     /// The volume that a test has mounted by a command of its own.

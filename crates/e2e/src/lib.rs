@@ -20,7 +20,7 @@ pub mod tree;
 
 pub use bed::{
     Bed, Mount, done, force_unmount, is_mount_point, kill_and_wait, ramet_bin, refused, run,
-    run_ok, text,
+    run_ok, text, until,
 };
 pub use ext4::Ext4;
 

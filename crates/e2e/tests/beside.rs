@@ -7,25 +7,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ramet_e2e::{
-    Bed, Mount, done, force_unmount, is_mount_point, ramet_bin, refused, run, run_ok, text,
+    Bed, Mount, done, force_unmount, is_mount_point, ramet_bin, refused, run, run_ok, text, until,
 };
 use rustix::process::{Signal, kill_process};
 
 const TRANSPORTS: [&str; 2] = ["io_uring", "no_io_uring"];
 const EROFS: i32 = 30;
 const ENOTCONN: i32 = 107;
-/// How long daemon, kernel and watcher may take for steps of their own.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Waits until `is_so`, for so long that it counts as never.
-fn until(why: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < PATIENCE, "not in time: {why}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// A mount of a snapshot, which goes in every case.
 struct Shown(PathBuf);
 
@@ -68,18 +56,9 @@ fn show(bed: &Bed, name: &str, dir: &str) -> Shown {
     Shown(bed.path().join(dir))
 }
 
-/// A mount with a file, a directory and a link, of which the snapshot `one` is made.
+/// A mount with the snapshot `one`.
 fn begin(bed: &Bed, options: &str) -> Mount {
-    let mount = bed.mount(&["-o", options]);
-    let at = |name: &str| mount.root().join(name);
-    fs::write(at("file"), "before").expect("there is room");
-    fs::set_permissions(at("file"), fs::Permissions::from_mode(0o666)).expect("it is ours");
-    fs::create_dir(at("dir")).expect("there is room");
-    std::os::unix::fs::symlink("file", at("link")).expect("there is room");
-    let file = at("file");
-    run_ok("setfattr", &["-n", "user.old", "-v", "x", text(&file)]);
-    done(&["snapshot", "create", text(mount.root()), "one"]);
-    mount
+    bed.mount_with_snapshot(options, 0o666)
 }
 
 fn snapshot_mounts(mount: &Mount) -> usize {
@@ -311,32 +290,17 @@ fn only_root_and_the_user_of_the_volume_mount_its_snapshots() {
     let bin = bed.command_for_others();
     let ramet = text(&bin);
     let script = format!(
-        "set -e; unset XDG_RUNTIME_DIR; export TMPDIR=$PWD; mkdir then
-         {ramet} mkfs --size 1G volume.ramet; {ramet} mount volume.ramet mnt
+        "mkdir then; {ramet} mkfs --size 1G volume.ramet; {ramet} mount volume.ramet mnt
          echo before > mnt/file; {ramet} snapshot create mnt one; echo later > mnt/file
          {ramet} mount -o ro,snapshot=one volume.ramet then; cat then/file
-         ! touch then/file 2>/dev/null; ! {ramet} snapshot rm mnt one 2>/dev/null
-         ! {ramet} umount mnt 2>/dev/null
+         refused touch then/file; refused {ramet} snapshot rm mnt one; refused {ramet} umount mnt
          {ramet} umount then; {ramet} snapshot rm mnt one
          {ramet} umount mnt; {ramet} fsck volume.ramet >/dev/null; echo end"
     );
-    let ids = ["--reuid=65534", "--regid=65534", "--clear-groups"];
-    let out = Command::new("setpriv")
-        .args(ids)
-        .args(["timeout", "120", "sh", "-c", &script])
-        .current_dir(bed.path())
-        .stdin(Stdio::null())
-        .output()
-        .expect("it is there");
-    let said = String::from_utf8_lossy(&out.stdout).into_owned();
-    for dir in [bed.path().join("then"), bed.mount_point()] {
-        if is_mount_point(&dir) {
-            force_unmount(&dir);
-        }
-    }
-    let why = String::from_utf8_lossy(&out.stderr);
-    let lines: Vec<_> = said.lines().filter(|l| !l.contains("ramet")).collect();
-    assert_eq!(lines, ["before", "end"], "{said}{why}");
+    let shown = Shown(bed.path().join("then"));
+    let (lines, said) = bed.script_of(USER, &script);
+    drop(shown);
+    assert_eq!(lines, ["before", "end"], "{said}");
     // A user that may use a mount of root, and no more.
     let bed = Bed::new("256M");
     bed.command_for_others();
@@ -345,6 +309,7 @@ fn only_root_and_the_user_of_the_volume_mount_its_snapshots() {
     fs::create_dir(bed.path().join("then")).expect("there is room");
     std::os::unix::fs::chown(bed.path().join("then"), Some(USER), Some(USER)).expect("root may");
     fs::set_permissions(bed.volume(), fs::Permissions::from_mode(0o666)).expect("ours");
+    let ids = ["--reuid=65534", "--regid=65534", "--clear-groups"];
     let args = arguments(&bed, "one", "then");
     let bin = text(&bed.path().join("ramet")).to_owned();
     let args = ids

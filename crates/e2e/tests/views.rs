@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ramet_e2e::{Bed, Mount, done, force_unmount, ramet_bin, refused, run, run_ok, text};
+use ramet_e2e::{Bed, Mount, done, force_unmount, ramet_bin, refused, run, run_ok, text, until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 
@@ -17,15 +17,6 @@ const ESTALE: i32 = 116;
 const ENOTCONN: i32 = 107;
 /// How long daemon, kernel and watcher may take for steps of their own.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Waits until `is_so`, for so long that it counts as never.
-fn until(why: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < PATIENCE, "not in time: {why}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 fn snapshots(mount: &Mount) -> PathBuf {
     mount.root().join(".ramet/snapshots")
@@ -44,20 +35,9 @@ fn mounts_of_views(bed: &Bed) -> Vec<PathBuf> {
     of_views.map(|fields| fields[1].into()).collect()
 }
 
-/// A mount with a file, a directory and a link, of which the snapshot `one` is made.
+/// A mount with the snapshot `one`.
 fn begin(bed: &Bed, options: &str) -> Mount {
-    let mount = bed.mount(&["-o", options]);
-    let at = |name: &str| mount.root().join(name);
-    fs::write(at("file"), "before").expect("there is room");
-    fs::set_permissions(at("file"), fs::Permissions::from_mode(0o6777)).expect("it is ours");
-    fs::create_dir(at("dir")).expect("there is room");
-    std::os::unix::fs::symlink("file", at("link")).expect("there is room");
-    run_ok(
-        "setfattr",
-        &["-n", "user.old", "-v", "x", text(&at("file"))],
-    );
-    done(&["snapshot", "create", text(mount.root()), "one"]);
-    mount
+    bed.mount_with_snapshot(options, 0o6777)
 }
 
 #[test]
@@ -528,34 +508,16 @@ fn an_ordinary_user_looks_into_snapshots_of_their_own_mount() {
     let bin = bed.command_for_others();
     let ramet = text(&bin);
     let script = format!(
-        "set -e; unset XDG_RUNTIME_DIR; export TMPDIR=$PWD
-         {ramet} mkfs --size 1G volume.ramet; {ramet} mount volume.ramet mnt
+        "{ramet} mkfs --size 1G volume.ramet; {ramet} mount volume.ramet mnt
          echo before > mnt/file; {ramet} snapshot create mnt one; echo later > mnt/file
          cat mnt/.ramet/snapshots/one/file
          {ramet} clone mnt/.ramet/snapshots/one/file mnt/copy; cat mnt/copy
-         ! touch mnt/.ramet/snapshots/one/file 2>/dev/null
+         refused touch mnt/.ramet/snapshots/one/file
          ls -d ramet-views-*; cd mnt/.ramet/snapshots/one; {ramet} umount $OLDPWD/mnt; cd $TMPDIR
-         ! ls -d ramet-views-* 2>/dev/null; {ramet} fsck volume.ramet >/dev/null; echo end"
+         refused ls -d ramet-views-*; {ramet} fsck volume.ramet >/dev/null; echo end"
     );
-    let ids = ["--reuid=65534", "--regid=65534", "--clear-groups"];
-    let dir = bed.path().to_owned();
-    let out = Command::new("setpriv")
-        .args(ids)
-        .args(["timeout", "120", "sh", "-c", &script])
-        .current_dir(&dir)
-        .stdin(Stdio::null())
-        .output()
-        .expect("it is there");
-    if !out.status.success() {
-        force_unmount(&bed.mount_point());
-    }
-    let said = String::from_utf8_lossy(&out.stdout).into_owned();
-    let lines: Vec<_> = said
-        .lines()
-        .filter(|line| !line.contains("ramet"))
-        .collect();
-    let why = String::from_utf8_lossy(&out.stderr);
-    assert_eq!(lines, ["before", "before", "end"], "{said}{why}");
+    let (lines, said) = bed.script_of(USER, &script);
+    assert_eq!(lines, ["before", "before", "end"], "{said}");
 }
 
 #[test]
