@@ -12,7 +12,7 @@ use ramet_block::owner::Contents;
 use ramet_block::superblock::read_superblock;
 use ramet_block::{Access, Budget, Device, FileDevice, SuperblockError};
 use ramet_fs::{AccessTime, OpenOptions, Volume};
-use ramet_fuse::{Durability, MountOptions, Mounted, Transport, Unmounter, mountinfo};
+use ramet_fuse::{Durability, MountOptions, Mounted, Transport, Unmounter};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::{error, info, warn};
@@ -100,8 +100,9 @@ struct Serving {
     name: PathBuf,
     /// A note for the user about the transport.
     rings: Option<String>,
-    /// The process that ends the mount when this one is killed.
-    watcher: Watcher,
+    /// The process that ends the mounts when this one is killed. It hears of the end when this is
+    /// dropped.
+    _watcher: Arc<Watcher>,
 }
 
 fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
@@ -161,7 +162,7 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
     let unmounter = mounted.unmounter();
     let parts = (unmounter.clone(), volume.clone());
     spawn_signal_thread(signals, parts, plan.dir.clone())?;
-    let watcher = watch(plan, mounted.views_dir())?;
+    let watcher = watch(plan, &mounted)?;
     info!(volume = %plan.volume.display(), dir = %plan.dir.display(), "mounted");
     Ok(Serving {
         volume,
@@ -169,7 +170,7 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
         unmounter,
         name: plan.volume.clone(),
         rings,
-        watcher,
+        _watcher: watcher,
     })
 }
 
@@ -183,18 +184,22 @@ fn follow_policy(volume: &Arc<Volume>, plan: &Plan) -> Outcome {
     started.map_err(|e| Failure::new(format!("cannot start a thread: {}", reason(&e))))
 }
 
-/// Starts the process that ends the mount when this one is killed.
-fn watch(plan: &Plan, views: Option<&Path>) -> Outcome<Watcher> {
+/// Starts the process that ends the mounts when this one is killed.
+fn watch(plan: &Plan, mounted: &Mounted) -> Outcome<Arc<Watcher>> {
     let task = if plan.options.auto_unmount {
         Watch::Remove
     } else {
         Watch::Abort
     };
-    let watcher = Watcher::start(&plan.dir, task, views);
-    watcher.map_err(|e| {
+    let watcher = Watcher::start(&plan.dir, task, mounted.views_dir());
+    let watcher = watcher.map_err(|e| {
         let why = format!("no watcher of the daemon: {}", reason(&e));
         Failure::at(&plan.dir, why)
-    })
+    })?;
+    let watcher = Arc::new(watcher);
+    let told = Arc::clone(&watcher);
+    mounted.tell_connections(move |news| told.tell(&news));
+    Ok(watcher)
 }
 
 /// Opens the volume, and tells a loss of its journal that the options accept.
@@ -277,7 +282,6 @@ impl Serving {
     }
 
     fn until_unmounted(self) -> Outcome {
-        let views = self.mounted.views_dir().map(Path::to_path_buf);
         let served = self.mounted.wait();
         // The volume is closed in any case: its changes must become durable also when the
         // connection to the kernel broke.
@@ -286,14 +290,6 @@ impl Serving {
             error!("the volume could not be closed: {e}");
         }
         info!(volume = %self.name.display(), "unmounted");
-        // No path leads into a mount that this process would have to answer for.
-        let is_left = |dir: &PathBuf| mountinfo::device_at(dir).is_some() || dir.exists();
-        if views.as_ref().is_some_and(is_left) {
-            // The watcher removes the views when this process, which they wait for, has ended.
-            warn!("the views of snapshots have not ended");
-        } else {
-            self.watcher.dismiss();
-        }
         served.map_err(|e| Failure::at(&self.name, e))?;
         closed.map_err(|e| Failure::at(&self.name, e))
     }

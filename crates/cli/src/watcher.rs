@@ -7,41 +7,61 @@
 //! locks are let go. With `auto_unmount` it also removes the mount. It always removes the mount of
 //! the views of snapshots, which is the daemon's own.
 //!
-//! The watcher has one end of a pipe, and the daemon the other one. A daemon that ends in order says
-//! so with a byte after the mount is gone. The kernel closes the pipe of a daemon that is killed,
-//! unless one of its threads waits as above. So the kernel also signals the end of the thread that
-//! started the watcher, which is the first one of the daemon and lives as long as it does.
+//! The watcher has one end of a socket, and the daemon the other one. The daemon tells it each
+//! connection that begins, with the files of the kernel that abort it, and each one that has ended.
+//! The kernel closes the socket when the daemon has ended, unless a thread of a killed one waits as
+//! above. So the kernel also signals the end of the thread that started the watcher, which is the
+//! first one of the daemon and lives as long as it does. A daemon that ends in order has told the end
+//! of its mounts, and nothing is left to do.
 //!
 //! The watcher of fusermount3 does not serve: it leaves a mount alone that still answers when the
 //! pipe closes, as one does for a moment whose daemon is being killed.
 
-use std::io::{self, PipeWriter, Read, Write};
+use std::collections::BTreeMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use ramet_fuse::mountinfo::{self, Device};
+use ramet_fuse::{Connection, LIVE, Told};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
 use rustix::process::Signal;
 
 use crate::args::Watch;
 use crate::detach::detach;
 use crate::failure::{Failure, Outcome};
 
-/// The daemon's end of the pipe. Programs that the daemon starts do not inherit it.
-pub struct Watcher(PipeWriter);
+/// Type of the mount of the views of snapshots, as mountinfo shows it.
+const VIEWS_TYPE: &[u8] = b"fuse.ramet-views";
+/// Room for a message: two numbers and a device.
+const MESSAGE_BYTES: usize = 64;
+
+/// The daemon's end of the socket. Programs that the daemon starts do not inherit it.
+pub struct Watcher(OwnedFd);
 
 impl Watcher {
     /// Starts a watcher of the mount at `dir`, which stands, and of that at `views`, which may come
     /// later. The calling thread must live as long as the daemon.
     ///
     /// # Errors
-    /// The system has no more pipes or processes.
+    /// The system has no more sockets or processes.
     pub fn start(dir: &Path, task: Watch, views: Option<&Path>) -> io::Result<Watcher> {
-        let (theirs, ours) = io::pipe()?;
+        let (ours, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
         let task = match task {
             Watch::Abort => "--watch=abort",
             Watch::Remove => "--watch=remove",
@@ -58,81 +78,73 @@ impl Watcher {
         Ok(Watcher(ours))
     }
 
-    /// The daemon ends in order.
-    pub fn dismiss(mut self) {
-        if let Err(error) = self.0.write_all(b".") {
-            tracing::debug!(%error, "the watcher is gone");
+    /// Tells the watcher of a connection. It does not wait.
+    pub fn tell(&self, told: &Told<'_>) {
+        let (message, connection) = match told {
+            Told::Begins(number, one) => (format!("+{number} {}", one.device()), Some(one)),
+            Told::Ends(number) => (format!("-{number}"), None),
+        };
+        let files = connection.and_then(|connection| connection.files());
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut sent = SendAncillaryBuffer::new(&mut space);
+        if let Some(files) = &files {
+            let has_room = sent.push(SendAncillaryMessage::ScmRights(files));
+            debug_assert!(has_room, "there is room for two");
+        }
+        let parts = [io::IoSlice::new(message.as_bytes())];
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        if let Err(error) = rustix::net::sendmsg(&self.0, &parts, &mut sent, flags) {
+            tracing::warn!(%error, message, "the watcher does not hear");
         }
     }
 }
 
-/// The id of the newest mount at `dir`, and the number of its file system.
-fn newest(dir: &Path) -> io::Result<Option<(u32, Device)>> {
-    let mounts = mountinfo::mounts()?;
-    let newest = mounts.iter().rev().find(|mount| mount.dir == dir);
-    Ok(newest.map(|mount| (mount.id, mount.device)))
-}
+/// The connections of a daemon that stand, by their numbers.
+type Standing = BTreeMap<u64, Connection>;
 
 /// Waits for the end of the daemon at the other end of the standard input.
 pub fn watch(dir: &Path, task: Watch, views: Option<&Path>) -> Outcome {
-    let failed = |e: io::Error| Failure::at(dir, e);
     // A signal to the daemon and everything that it started must not end the watcher too.
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "the watcher stays in the session of its daemon");
     }
-    let watched = newest(dir).map_err(failed)?;
-    let ended_in_order = wait().map_err(failed)?;
-    if ended_in_order {
-        return Ok(());
-    }
+    let standing = wait().map_err(|e| Failure::at(dir, e))?;
     // The live mount comes first: its requests may be in the way of everything else.
-    let ended = end_live(dir, watched, task);
+    for (number, connection) in &standing {
+        if let Err(error) = connection.abort() {
+            tracing::debug!(%error, number, "a connection is not aborted");
+        }
+    }
+    let live = standing.get(&LIVE).filter(|live| live.is_at(dir));
+    let removed = match (task, live) {
+        (Watch::Remove, Some(_)) => detach(dir, UnmountFlags::DETACH),
+        _ => Ok(()),
+    };
     if let Some(views) = views {
         remove_views(views);
     }
-    ended
-}
-
-/// Aborts the connection of the live mount, if that is still the newest one at `dir`, and removes
-/// the mount if that is the task.
-fn end_live(dir: &Path, watched: Option<(u32, Device)>, task: Watch) -> Outcome {
-    let Some((_, device)) = watched else {
-        return Ok(());
-    };
-    if newest(dir).map_err(|e| Failure::at(dir, e))? != watched {
-        return Ok(());
-    }
-    if let Err(error) = device.abort() {
-        tracing::debug!(%error, "the connection is not aborted by its number");
-    }
-    match task {
-        Watch::Abort => Ok(()),
-        Watch::Remove => detach(dir, UnmountFlags::DETACH),
-    }
+    removed
 }
 
 /// Removes the mount of the views of snapshots, if there is one, and its directory. The daemon chose
 /// a name that nobody else has.
 fn remove_views(dir: &Path) {
-    if let Ok(Some((_, device))) = newest(dir) {
-        if let Err(error) = device.abort() {
-            tracing::debug!(%error, "the connection of the views is not aborted by its number");
-        }
-        if let Err(error) = detach(dir, UnmountFlags::DETACH) {
-            tracing::debug!(%error, "the views stay mounted");
-        }
+    if mountinfo::mount_at(dir).is_some_and(|mount| mount.kind == VIEWS_TYPE)
+        && let Err(error) = detach(dir, UnmountFlags::DETACH)
+    {
+        tracing::debug!(%error, "the views stay mounted");
     }
     if let Err(error) = std::fs::remove_dir(dir) {
         tracing::debug!(%error, "no directory of views");
     }
 }
 
-/// Waits until the daemon says that it ends in order, which is the answer, or ends otherwise.
-fn wait() -> io::Result<bool> {
+/// Waits for the end of the daemon. Answers its connections that stand then.
+fn wait() -> io::Result<Standing> {
     let (signals, signalled) = UnixStream::pair()?;
     signal_hook::low_level::pipe::register(signal_hook::consts::SIGUSR1, signalled)?;
     rustix::process::set_parent_process_death_signal(Some(Signal::USR1))?;
-    let stdin = io::stdin();
+    let (stdin, mut standing) = (io::stdin(), Standing::new());
     loop {
         let mut ready = [
             PollFd::new(&stdin, PollFlags::IN),
@@ -142,11 +154,51 @@ fn wait() -> io::Result<bool> {
             Err(Errno::INTR) => continue,
             polled => polled?,
         };
-        if ready[0].revents().is_empty() && ready[1].revents().is_empty() {
-            continue;
+        let has_ended = !ready[1].revents().is_empty();
+        // Messages may wait in the socket of a daemon whose first thread has ended since.
+        match hear(&stdin, &mut standing) {
+            Ok(true) | Err(Errno::INTR) => {}
+            Ok(false) => return Ok(standing),
+            Err(Errno::AGAIN) if has_ended => return Ok(standing),
+            Err(Errno::AGAIN) => {}
+            Err(errno) => return Err(errno.into()),
         }
-        // The byte may stand in the pipe of a daemon whose first thread has ended since.
-        let pipe = poll(&mut ready[..1], Some(&rustix::event::Timespec::default()))?;
-        return Ok(pipe > 0 && stdin.lock().read(&mut [0])? > 0);
     }
+}
+
+/// Takes one message from the socket. Answers whether there was one: there is none after the end of
+/// the daemon.
+fn hear(socket: impl AsFd, standing: &mut Standing) -> rustix::io::Result<bool> {
+    let mut bytes = [0; MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut received = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [io::IoSliceMut::new(&mut bytes)];
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let len = rustix::net::recvmsg(socket, &mut parts, &mut received, flags)?.bytes;
+    let files = received.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => files.collect(),
+        _ => Vec::new(),
+    });
+    let files = <[OwnedFd; 2]>::try_from(files.collect::<Vec<_>>()).ok();
+    match news(&bytes[..len]) {
+        Some((number, Some(device))) => {
+            standing.insert(number, Connection::received(device, files));
+        }
+        Some((number, None)) => {
+            standing.remove(&number);
+        }
+        None => {}
+    }
+    Ok(len > 0)
+}
+
+/// The number of a connection, and the number of its file system if it begins.
+fn news(message: &[u8]) -> Option<(u64, Option<Device>)> {
+    let message = std::str::from_utf8(message).ok()?;
+    if let Some(ended) = message.strip_prefix('-') {
+        return Some((ended.parse().ok()?, None));
+    }
+    let (number, device) = message.strip_prefix('+')?.split_once(' ')?;
+    let device = Device::parse(device.as_bytes())?;
+    Some((number.parse().ok()?, Some(device)))
 }

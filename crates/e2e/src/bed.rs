@@ -11,7 +11,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::mount::UnmountFlags;
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -484,6 +484,25 @@ pub fn kill_and_wait(pid: Pid) {
         ends_within(&fd, EXIT_PATIENCE),
         "SIGKILL does not end the daemon"
     );
+}
+
+/// The descriptors of a daemon's connections, as a thread of it keeps them that waits in the kernel.
+///
+/// # Panics
+/// If the daemon does not run, or this process may not look into it.
+pub fn connections_of(daemon: Pid) -> Vec<OwnedFd> {
+    let process = rustix::process::pidfd_open(daemon, PidfdFlags::empty()).expect("it runs");
+    let fds = std::fs::read_dir(format!("/proc/{}/fd", daemon.as_raw_pid())).expect("it runs");
+    let is_of_connection = |fd: &std::fs::DirEntry| {
+        let target = std::fs::read_link(fd.path()).unwrap_or_default();
+        ["/dev/fuse", "anon_inode:[io_uring]"]
+            .map(Path::new)
+            .contains(&&*target)
+    };
+    let number = |fd: std::fs::DirEntry| fd.file_name().to_str()?.parse().ok();
+    let numbers = fds.flatten().filter(is_of_connection).filter_map(number);
+    let taken = numbers.map(|fd| pidfd_getfd(&process, fd, PidfdGetfdFlags::empty()));
+    taken.collect::<Result<_, _>>().expect("it keeps them open")
 }
 
 /// Whether a process ends within `limit` (a zombie has ended).

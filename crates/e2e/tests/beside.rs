@@ -7,9 +7,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ramet_e2e::{
-    Bed, Mount, done, force_unmount, is_mount_point, ramet_bin, refused, run, run_ok, text, until,
+    Bed, Mount, connections_of, done, force_unmount, is_mount_point, ramet_bin, refused, run,
+    run_ok, text, until,
 };
-use rustix::process::{Signal, kill_process};
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, Signal, kill_process};
 
 const TRANSPORTS: [&str; 2] = ["io_uring", "no_io_uring"];
 const EROFS: i32 = 30;
@@ -238,6 +240,73 @@ fn a_killed_daemon_leaves_a_mount_that_does_not_hang() {
                 .status
                 .success()
         });
+    }
+}
+
+#[test]
+fn requests_to_a_snapshot_of_a_killed_daemon_fail_while_its_connections_are_held() {
+    for transport in TRANSPORTS {
+        let bed = Bed::new("256M");
+        let mount = begin(&bed, transport);
+        let (gone, shown) = (show(&bed, "one", "gone"), show(&bed, "one", "then"));
+        gone.umount();
+        let held = connections_of(mount.pid());
+        mount.kill_daemon();
+        for top in [mount.root(), &shown.0] {
+            let out = run(
+                "timeout",
+                &["--signal=KILL", "20", "stat", text(&top.join("any"))],
+            );
+            // `stat` tells an error by 1.
+            assert_eq!(out.status.code(), Some(1), "{out:?}");
+        }
+        drop(held);
+        shown.umount();
+        mount.detach_dead();
+        bed.fsck();
+    }
+}
+
+/// The process that ends the mounts of a daemon that is killed.
+fn watcher_of(daemon: Pid) -> PathBuf {
+    let parent = format!("PPid:\t{}", daemon.as_raw_pid());
+    let all = fs::read_dir("/proc").expect("there is a /proc").flatten();
+    let mut processes = all.map(|process| process.path());
+    let is_child = |process: &PathBuf| {
+        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+        status.lines().any(|line| line == parent)
+    };
+    processes.find(is_child).expect("it has one")
+}
+
+#[test]
+fn a_mount_that_takes_place_and_number_of_a_volume_that_ends_lives_on() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: umount(2) is not called without fusermount3");
+        return;
+    }
+    for options in ["no_io_uring", "no_io_uring,auto_unmount"] {
+        let (bed, other) = (Bed::new("256M"), Bed::new("256M"));
+        let mount = begin(&bed, options);
+        let number = fs::metadata(mount.root()).expect("it is mounted").dev();
+        let (dir, daemon) = (text(mount.root()).to_owned(), mount.pid());
+        let watcher = watcher_of(daemon);
+        // The daemon learns of the end when the other mount stands.
+        kill_process(daemon, Signal::STOP).expect("it runs");
+        rustix::mount::unmount(&dir, UnmountFlags::empty()).expect("it is idle");
+        done(&["mount", text(&other.volume()), &dir]);
+        let later = bed.mounted();
+        let is_same = fs::metadata(&dir).expect("it is mounted").dev() == number;
+        println!("the number was given again: {is_same}");
+        kill_process(daemon, Signal::CONT).expect("it runs");
+        until("the watcher ends", || !watcher.exists());
+        until("the daemon ends", || {
+            !Path::new(&format!("/proc/{}", daemon.as_raw_pid())).exists()
+        });
+        mount.is_unmounted();
+        fs::write(later.root().join("file"), "x").expect("it lives");
+        later.umount();
+        bed.fsck();
     }
 }
 

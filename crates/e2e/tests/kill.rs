@@ -1,14 +1,11 @@
 //! Killing the daemon under load loses nothing that was acknowledged.
 //!
 //! `RAMET_ROUNDS` rounds (default 3) of `RAMET_LOAD_MS` each.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use ramet_e2e::{Bed, crash, kill_and_wait, number, run, seeded};
+use ramet_e2e::{Bed, connections_of, crash, kill_and_wait, number, run, seeded};
 use rand::Rng;
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 #[test]
 fn acknowledged_changes_survive_a_killed_daemon() {
@@ -57,24 +54,11 @@ fn acknowledged_changes_survive_a_killed_daemon() {
     bed.fsck();
 }
 
-/// The descriptors of a daemon's connection, as a thread of it keeps them that waits in the kernel.
-fn connection_of(daemon: Pid) -> Vec<OwnedFd> {
-    let process = pidfd_open(daemon, PidfdFlags::empty()).unwrap();
-    let fds = std::fs::read_dir(format!("/proc/{}/fd", daemon.as_raw_pid())).unwrap();
-    let of_connection = fds.map(Result::unwrap).filter(|fd| {
-        let target = std::fs::read_link(fd.path()).unwrap();
-        ["/dev/fuse", "anon_inode:[io_uring]"].contains(&target.to_str().unwrap())
-    });
-    let numbers = of_connection.map(|fd| fd.file_name().to_str().unwrap().parse().unwrap());
-    let taken = numbers.map(|fd| pidfd_getfd(&process, fd, PidfdGetfdFlags::empty()).unwrap());
-    taken.collect()
-}
-
 #[test]
 fn requests_to_a_killed_daemon_fail_while_its_connection_is_held() {
     let bed = Bed::new("256M");
     let mount = bed.mount(&[]);
-    let held = connection_of(mount.pid());
+    let held = connections_of(mount.pid());
     assert_ne!(held.len(), 0);
     mount.kill_daemon();
     let path = mount.root().join("any");

@@ -26,6 +26,8 @@ mod transport;
 pub use error::{Error, Result};
 #[cfg(fuzzing)]
 pub use fuzzed::Requests;
+pub use mount::connection::Connection;
+pub use mount::connections::{LIVE, Told};
 pub use mount::mountinfo;
 pub use mount::options::{Durability, MountOptions, Transport, Views, options_in};
 pub use mount::session::{Mounted, Unmounter, attach_only, serve, set_read_ahead};

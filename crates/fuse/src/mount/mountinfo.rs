@@ -9,9 +9,6 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
-
 /// The list of mounts of this process.
 pub const PATH: &str = "/proc/self/mountinfo";
 
@@ -60,27 +57,9 @@ impl Device {
         rustix::fs::major(number) == self.major && rustix::fs::minor(number) == self.minor
     }
 
-    /// Aborts the connection of this file system. Its owner may do so where `fusectl` is mounted,
-    /// and root everywhere.
-    ///
-    /// # Errors
-    /// The connection is gone, or is not shown to this user.
-    pub fn abort(self) -> io::Result<()> {
-        // The kernel's form of the number.
-        let connection = (self.major << 20) | self.minor;
-        let name = format!("{connection}/abort");
-        let shown = std::fs::write(format!("/sys/fs/fuse/connections/{name}"), "1");
-        if !matches!(&shown, Err(e) if e.kind() == io::ErrorKind::NotFound) {
-            return shown;
-        }
-        let fs = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        fsconfig_create(&fs)?;
-        // A mount of no place, which goes with its descriptor.
-        let root = fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(root, name, flags, Mode::empty())?;
-        rustix::io::write(file, b"1")?;
-        Ok(())
+    /// Number of its connection, in the kernel's form, if it is a FUSE file system.
+    pub(crate) fn connection(self) -> u32 {
+        (self.major << 20) | self.minor
     }
 
     /// File of the kernel that tells how far this file system is read ahead, in KiB.
@@ -118,12 +97,17 @@ pub fn mounts_of(process: u32) -> io::Result<Vec<MountInfo>> {
 /// The file system mounted at `dir`, which is absolute and without links: the newest of several.
 #[must_use]
 pub fn device_at(dir: &Path) -> Option<Device> {
-    newest(&mounts().ok()?, dir)
+    mount_at(dir).map(|mount| mount.device)
 }
 
-fn newest(mounts: &[MountInfo], dir: &Path) -> Option<Device> {
-    let found = mounts.iter().rev().find(|mount| mount.dir == dir)?;
-    Some(found.device)
+/// The mount at `dir`, which is absolute and without links: the newest of several.
+#[must_use]
+pub fn mount_at(dir: &Path) -> Option<MountInfo> {
+    newest(mounts().ok()?, dir)
+}
+
+fn newest(mounts: Vec<MountInfo>, dir: &Path) -> Option<MountInfo> {
+    mounts.into_iter().rev().find(|mount| mount.dir == dir)
 }
 
 /// The mount that shows `path`, which is absolute and without links and need not be there: the newest
@@ -237,7 +221,7 @@ mod tests {
             41 36 0:50 / /mnt/a\\040b rw,relatime shared:1 - fuse.ramet /v rw\n\
             42 41 0:51 / /mnt/a\\040b rw,relatime - fuse.ramet /w rw\n\
             43 36 0:52 / /mnt/a rw - tmpfs t rw\n";
-        let at = |dir: &str| newest(&parse(text), Path::new(dir));
+        let at = |dir: &str| newest(parse(text), Path::new(dir)).map(|mount| mount.device);
         let device = |major, minor| Some(Device { major, minor });
         assert_eq!(at("/mnt/a b"), device(0, 51));
         assert_eq!(at("/mnt/a"), device(0, 52));

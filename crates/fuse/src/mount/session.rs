@@ -15,6 +15,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use crate::cache::notify::Kernel;
 use crate::error::{Error, Result};
 use crate::mount::attach::attach;
+use crate::mount::connection::Connection;
+use crate::mount::connections::{Connections, Standing, Told};
 use crate::mount::mountinfo::{self, Device};
 use crate::mount::options::{MountOptions, Transport};
 use crate::protocol::negotiate::{Agreed, WRITE_BYTES_MAX};
@@ -30,6 +32,8 @@ pub struct Mounted {
     readers: Option<Readers>,
     rings: Option<Serving>,
     no_rings: Option<io::Error>,
+    /// The place of this connection on the list of those that stand.
+    standing: Option<Standing>,
     /// The other mounts of this volume, which end after all requests.
     beside: Option<Beside>,
     /// Memory for requests.
@@ -69,18 +73,19 @@ const RING_BYTES: usize = WRITE_BYTES_MAX as usize;
 #[derive(Clone)]
 pub struct Unmounter {
     dir: Arc<PathBuf>,
-    /// The number of this mount, among all that were ever at `dir`.
-    device: Option<Device>,
+    /// `None` where the number of the mount is not known.
+    connection: Option<Connection>,
     /// The program that unmounts for ordinary users.
     helper: Arc<Path>,
 }
 
 impl Unmounter {
-    /// For the mount of the file system `device` at `dir`; `None` where its number is not known.
+    /// For the mount of the file system `device` at `dir`, which stands; `None` where its number is
+    /// not known.
     pub(super) fn of(dir: PathBuf, device: Option<Device>, helper: &Path) -> Self {
         Self {
             dir: Arc::new(dir),
-            device,
+            connection: device.map(Connection::of),
             helper: helper.into(),
         }
     }
@@ -95,7 +100,7 @@ impl Unmounter {
 
     /// The number of the mounted file system.
     pub(super) fn device(&self) -> Option<Device> {
-        self.device
+        self.connection.as_ref().map(Connection::device)
     }
 
     /// The mount point.
@@ -107,8 +112,8 @@ impl Unmounter {
     pub(super) fn abort(&self) {
         // fusermount3 of an ordinary user only unmounts, and leaves waiting programs waiting for
         // ever. So the connection is aborted first.
-        if let Some(device) = self.device
-            && let Err(error) = device.abort()
+        if let Some(connection) = &self.connection
+            && let Err(error) = connection.abort()
         {
             tracing::debug!(%error, "the connection is not aborted by its number");
         }
@@ -132,7 +137,8 @@ impl Unmounter {
 
     /// Whether this mount is the one at its directory, as far as this process can tell.
     pub(super) fn is_mounted(&self) -> bool {
-        self.device.is_none() || mountinfo::device_at(&self.dir) == self.device
+        let is_at = |connection: &Connection| connection.is_at(&self.dir);
+        self.connection.as_ref().is_none_or(is_at)
     }
 
     /// Calls umount(2) in a child. The kernel may have pages written back first, which this process
@@ -218,7 +224,7 @@ pub(super) fn mount(
     volume: Arc<Volume>,
     dir: &Path,
     options: &MountOptions,
-    prepare: impl FnOnce(&Server),
+    (connections, prepare): (&Arc<Connections>, impl FnOnce(&Server)),
 ) -> Result<Mounted> {
     let failed = |source| Error::Mount {
         dir: dir.display().to_string(),
@@ -237,6 +243,7 @@ pub(super) fn mount(
     let server = Arc::new(Server::new(volume, kernel.clone()).map_err(failed)?);
     prepare(&server);
     let mut mounted = Mounted::attach(dir, options).map_err(failed)?;
+    mounted.stand_among(connections);
     failpoints::die_at("mounted");
     kernel.connect(Arc::clone(&mounted.device));
     mounted
@@ -334,6 +341,7 @@ impl Mounted {
             readers: None,
             rings: None,
             no_rings: None,
+            standing: None,
             beside: None,
             buffers: None,
             is_own,
@@ -345,6 +353,20 @@ impl Mounted {
     /// Adds the other mounts of this volume, which end with this one.
     pub(super) fn show_beside(&mut self, beside: Beside) {
         self.beside = Some(beside);
+    }
+
+    /// Adds this connection to those that stand, before its first request. Answers its number.
+    pub(super) fn stand_among(&mut self, connections: &Arc<Connections>) -> u64 {
+        let standing = connections.add(self.unmounter.connection.as_ref());
+        self.standing.insert(standing).number()
+    }
+
+    /// Has `tell` called for each connection of this volume that stands, beginning with that of this
+    /// mount, and for each one that begins or ends from now on. It must not wait.
+    pub fn tell_connections(&self, tell: impl Fn(Told<'_>) + Send + Sync + 'static) {
+        if let Some(standing) = &self.standing {
+            standing.connections().tell_by(Box::new(tell));
+        }
     }
 
     /// The directory on which the views of snapshots are mounted when a program looks.
@@ -406,16 +428,18 @@ impl Mounted {
             }
             true
         };
-        let unmounted = !self.is_connected() || self.unmounter.unmount().is_ok();
-        // The number of a connection that is gone may be that of another one.
+        let unmount = || self.unmounter.is_mounted() && self.unmounter.unmount().is_ok();
+        let unmounted = !self.is_connected() || unmount();
         if (!unmounted || !has_ended_within(patience)) && self.is_connected() {
             self.unmounter.abort();
         }
         if has_ended_within(patience) {
             self.ended();
         } else {
-            // The connection ends with this process. Its threads answer errors until then.
+            // The connection ends with this process, and stands until then. Its threads answer
+            // errors.
             tracing::warn!(dir = %self.unmounter.dir.display(), "a mount is in use for longer");
+            std::mem::forget(self.standing.take());
             self.is_over = true;
         }
     }
@@ -538,7 +562,7 @@ impl Mounted {
             (beside.end)();
         }
         // An aborted connection leaves a mount that answers no request.
-        if self.is_own && self.unmounter.device.is_some() {
+        if self.is_own && self.unmounter.connection.is_some() {
             self.unmounter.detach();
         }
         ended.map_err(Error::Session)

@@ -24,6 +24,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::cache::notify::Kernel;
+use crate::mount::connections::Connections;
 use crate::mount::mountinfo::Device;
 use crate::mount::session::{Mounted, Unmounter, is_connected};
 use crate::mount::views::sync_before_end;
@@ -51,6 +52,8 @@ const END_PAUSE: Duration = Duration::from_millis(2);
 /// The mounts of snapshots of one volume.
 pub(crate) struct SnapshotMounts {
     volume: Arc<Volume>,
+    /// Those of the volume that stand.
+    connections: Arc<Connections>,
     /// The program that unmounts for ordinary users.
     helper: PathBuf,
     /// Whether small files are sent ahead.
@@ -63,8 +66,6 @@ struct State {
     /// The number of the live mount, as soon as there is one.
     live: Option<Device>,
     has_ended: bool,
-    /// Number of the next mount.
-    next: u64,
     served: Vec<Served>,
 }
 
@@ -79,9 +80,14 @@ struct Served {
 
 impl SnapshotMounts {
     /// No mount yet, of snapshots of `volume`.
-    pub(crate) fn new(volume: Arc<Volume>, helper: PathBuf, ahead: bool) -> Self {
+    pub(crate) fn new(
+        (volume, connections): (Arc<Volume>, Arc<Connections>),
+        helper: PathBuf,
+        ahead: bool,
+    ) -> Self {
         Self {
             volume,
+            connections,
             helper,
             ahead,
             state: Mutex::default(),
@@ -117,6 +123,7 @@ impl SnapshotMounts {
         });
         let unmounter = Unmounter::of(PathBuf::from(&mount.dir), Some(device), &self.helper);
         let mut mounted = Mounted::adopt(connection, unmounter.clone());
+        let number = mounted.stand_among(&self.connections);
         kernel.connect(Arc::clone(mounted.connection()));
         mounted.begin_at_device(&server, THREADS)?;
         // In another mount namespace the path leads elsewhere.
@@ -126,7 +133,7 @@ impl SnapshotMounts {
             tracing::debug!(%error, "files are closed by request until one is opened");
         }
         drop(server);
-        self.add(mounted, (device, unmounter))
+        self.add(mounted, number, (device, unmounter))
     }
 
     /// Whether there is room for one more. Answers the number of the live mount.
@@ -145,6 +152,7 @@ impl SnapshotMounts {
     fn add(
         self: &Arc<Self>,
         mounted: Mounted,
+        number: u64,
         (device, unmounter): (Device, Unmounter),
     ) -> io::Result<()> {
         let connection = Arc::clone(mounted.connection());
@@ -155,7 +163,6 @@ impl SnapshotMounts {
             mounted.end(PATIENCE);
             return Err(Errno::NOTCONN.into());
         }
-        let number = state.next;
         let mounts = Arc::clone(self);
         let wait = move || {
             if let Err(error) = mounted.wait() {
@@ -169,7 +176,6 @@ impl SnapshotMounts {
         };
         let thread = std::thread::Builder::new().name("snapshot".into());
         let waits = thread.spawn(wait)?;
-        state.next += 1;
         state.served.push(Served {
             number,
             device,

@@ -23,6 +23,7 @@ use rustix::io::Errno;
 
 use crate::cache::notify::Kernel;
 use crate::mount::attach::HELPER;
+use crate::mount::connections::Connections;
 use crate::mount::mountinfo::{self, Device, MountInfo};
 use crate::mount::options::{self, MountOptions};
 use crate::mount::session::Mounted;
@@ -39,6 +40,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// The mount of the views of one volume.
 pub(crate) struct MountedViews {
     volume: Arc<Volume>,
+    /// Those of the volume that stand.
+    connections: Arc<Connections>,
     /// The live file system.
     live: OnceLock<Device>,
     dir: PathBuf,
@@ -56,7 +59,7 @@ enum State {
     Mounting,
     /// The views could not be mounted.
     Failed(Errno),
-    Mounted(Mounted, Arc<Views>),
+    Mounted(Box<Mounted>, Arc<Views>),
     /// The live mount is gone.
     Ended,
 }
@@ -67,7 +70,11 @@ impl MountedViews {
     ///
     /// # Errors
     /// The system has no more threads.
-    pub(crate) fn new(volume: Arc<Volume>, live: &MountOptions, dir: PathBuf) -> io::Result<Self> {
+    pub(crate) fn new(
+        (volume, connections): (Arc<Volume>, Arc<Connections>),
+        live: &MountOptions,
+        dir: PathBuf,
+    ) -> io::Result<Self> {
         let options = MountOptions {
             read_only: true,
             nosuid: true,
@@ -83,6 +90,7 @@ impl MountedViews {
         };
         Ok(Self {
             volume,
+            connections,
             live: OnceLock::new(),
             dir,
             options,
@@ -142,7 +150,7 @@ impl MountedViews {
             self.remove_dir();
         }
         let mounted = match self.mount() {
-            Ok((mounted, views)) => State::Mounted(mounted, views),
+            Ok((mounted, views)) => State::Mounted(Box::new(mounted), views),
             Err(error) => {
                 tracing::warn!(%error, "the views of snapshots are not mounted");
                 State::Failed(Errno::from_io_error(&error).unwrap_or(Errno::IO))
@@ -186,6 +194,7 @@ impl MountedViews {
         let kernel = Kernel::default();
         let views = Arc::new(Views::new(Arc::clone(&self.volume), kernel.clone())?);
         let mut mounted = Mounted::attach(&self.dir, &self.options)?;
+        mounted.stand_among(&self.connections);
         kernel.connect(Arc::clone(mounted.connection()));
         let answering = Arc::clone(&views);
         mounted.answer_with(
@@ -296,7 +305,8 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let dir = parent.path().join("views");
         let live = MountOptions::new("test");
-        let views = MountedViews::new(Arc::clone(&volume), &live, dir.clone()).unwrap();
+        let of = (Arc::clone(&volume), Arc::default());
+        let views = MountedViews::new(of, &live, dir.clone()).unwrap();
         views.mount_now(State::None);
         assert!(matches!(&*views.state.lock(), State::Mounted(..)) && dir.exists());
         views.end();

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use ramet_fs::{Volume, is_view};
 
 use crate::error::{Error, Result};
+use crate::mount::connections::Connections;
 use crate::mount::options::{MountOptions, Views};
 use crate::mount::session::{self, Beside, Mounted};
 use crate::mount::snapshots::SnapshotMounts;
 use crate::mount::views::{MountedViews, helper, place_outside_of};
 use crate::server::control_calls::{self, LiveMount};
+use crate::server::server::Server;
 
 /// Mounts `volume` on `dir`, which is usable on return. Threads of this process serve it. Views of
 /// snapshots are mounted when a program looks for them, and single snapshots when a process asks.
@@ -18,18 +20,19 @@ use crate::server::control_calls::{self, LiveMount};
 /// # Errors
 /// The error of the kernel or of fusermount3.
 pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<Mounted> {
+    let connections = Arc::<Connections>::default();
     if is_view(&volume) {
-        return session::mount(volume, dir, options, |_| {});
+        return session::mount(volume, dir, options, (&connections, |_| {}));
     }
     let helper = helper();
-    let views = views_of(&volume, dir, options, &helper)?;
+    let views = views_of((&volume, &connections), dir, options, &helper)?;
     let snapshots = Arc::new(SnapshotMounts::new(
-        Arc::clone(&volume),
+        (Arc::clone(&volume), Arc::clone(&connections)),
         helper,
         options.ahead,
     ));
     // The kernel keeps a name for a while that it did not find, so the first lookup must find it.
-    let mut mounted = session::mount(volume, dir, options, |server| {
+    let prepare = |server: &Server| {
         if let Some(shown) = views.clone() {
             let is_open = options.views == Views::All;
             let shown = Box::new(move || shown.mounted());
@@ -42,7 +45,8 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
                 serve: Box::new(move |mount, process| serving.serve(mount, process)),
                 numbers: Box::new(move || told.numbers()),
             }));
-    })?;
+    };
+    let mut mounted = session::mount(volume, dir, options, (&connections, prepare))?;
     if let Some(device) = mounted.unmounter().device() {
         if let Some(views) = &views {
             views.lie_outside_of(device);
@@ -63,7 +67,7 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
 
 /// The views that a mount of `volume` on `dir` shows, not mounted yet.
 fn views_of(
-    volume: &Arc<Volume>,
+    (volume, connections): (&Arc<Volume>, &Arc<Connections>),
     dir: &Path,
     options: &MountOptions,
     helper: &Path,
@@ -79,7 +83,8 @@ fn views_of(
         helper: PathBuf::from(helper),
         ..options.clone()
     };
-    let views = MountedViews::new(Arc::clone(volume), &options, place);
+    let of = (Arc::clone(volume), Arc::clone(connections));
+    let views = MountedViews::new(of, &options, place);
     let views = views.map_err(|source| Error::Mount {
         dir: dir.display().to_string(),
         source,
