@@ -4,7 +4,7 @@
 mod common;
 
 use common::{open, volume};
-use ramet_fs::{Error, Ino, Kind, NewInode, ROOT_INO, SetXattr, Volume};
+use ramet_fs::{Error, Ino, Kind, NewInode, ROOT_INO, RenameMode, SetXattr, Volume};
 
 fn tmpfile(volume: &Volume, bytes: usize) -> Ino {
     let new = NewInode::new(Kind::Regular, 0o644);
@@ -69,4 +69,37 @@ fn file_that_gets_no_name_leaves_nothing_after_its_last_use_or_a_crash() {
     let volume = open(&device);
     assert_eq!(keys(&volume), 0);
     assert_eq!(volume.controls().check().unwrap(), []);
+}
+
+/// A link that is asked for while another thread removes the name comes too late, as elsewhere.
+#[test]
+fn file_that_had_a_name_gets_none_again() {
+    // The contents of the larger one leave its place with the name, those of the other one when the
+    // place is taken.
+    for bytes in [10, 2 << 20] {
+        let (device, volume) = volume();
+        let names = volume.names();
+        let [here, there] = [&b"here"[..], b"there"].map(|name| {
+            let made = names.create(ROOT_INO, name, &NewInode::new(Kind::Directory, 0o755));
+            made.unwrap().ino
+        });
+        let file = NewInode::new(Kind::Regular, 0o644);
+        let ino = names.create(here, b"f", &file).unwrap().ino;
+        let data = vec![7; bytes];
+        volume.files().write(ino, 0, &data, None).unwrap();
+        // The number is pinned by that.
+        let (from, to) = ((here, &b"f"[..]), (there, &b"f"[..]));
+        names.rename(from, to, RenameMode::NoReplace, None).unwrap();
+        names.unlink(there, b"f").unwrap();
+        names.create(there, b"f", &file).unwrap();
+        for dir in [here, there, ROOT_INO] {
+            let again = names.link(ino, dir, b"g");
+            assert!(matches!(again, Err(Error::NotFound)), "{again:?}");
+        }
+        volume.forget(ino, u64::MAX);
+        volume.sync_all().unwrap();
+        assert_eq!(volume.controls().check().unwrap(), []);
+        volume.close().unwrap();
+        assert_eq!(open(&device).controls().check().unwrap(), []);
+    }
 }

@@ -56,6 +56,9 @@ pub(crate) enum Location {
     /// The last name is gone. The contents, of a directory everything below, are in the orphan
     /// area.
     Orphan(Orphan),
+    /// The file never had a name, and may get one. The contents are in the orphan area. See
+    /// `ops/tmpfile.rs`.
+    Unnamed(Orphan),
     /// The last name and the contents are gone.
     Gone,
 }
@@ -316,11 +319,11 @@ impl Inode {
         matches!(*self.location.read(), Location::Deleted { .. })
     }
 
-    /// Whether the last name is gone.
+    /// Whether the last name is gone, or there never was one.
     pub(crate) fn is_nameless(&self) -> bool {
         matches!(
             *self.location.read(),
-            Location::Deleted { .. } | Location::Orphan(_) | Location::Gone
+            Location::Deleted { .. } | Location::Orphan(_) | Location::Unnamed(_) | Location::Gone
         )
     }
 
@@ -352,7 +355,7 @@ impl Inode {
                 });
                 None
             }
-            Location::Orphan(orphan) => {
+            Location::Orphan(orphan) | Location::Unnamed(orphan) => {
                 self.table.enqueue(Deferred::Orphan(orphan));
                 None
             }

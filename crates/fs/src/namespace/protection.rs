@@ -267,7 +267,10 @@ impl Topology {
                 Location::Root => return Ok(above),
                 Location::Child { parent, .. } => Arc::clone(parent),
                 Location::Shared { root, .. } => Arc::clone(root),
-                Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => {
+                Location::Deleted { .. }
+                | Location::Orphan(_)
+                | Location::Unnamed(_)
+                | Location::Gone => {
                     return Err(if above.is_empty() {
                         Error::NotPermitted
                     } else {

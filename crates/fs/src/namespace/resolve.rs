@@ -134,6 +134,7 @@ impl Namespace {
             | Location::Shared { .. }
             | Location::Deleted { .. }
             | Location::Orphan(_)
+            | Location::Unnamed(_)
             | Location::Gone => Arc::clone(dir),
         }
     }
@@ -144,7 +145,11 @@ impl Namespace {
             Location::Child { parent, .. } | Location::Shared { root: parent, .. } => {
                 Arc::clone(parent)
             }
-            Location::Root | Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => {
+            Location::Root
+            | Location::Deleted { .. }
+            | Location::Orphan(_)
+            | Location::Unnamed(_)
+            | Location::Gone => {
                 return false;
             }
         };
@@ -259,7 +264,10 @@ impl Namespace {
         };
         let is_same = match &*known.location.read() {
             // The directory was replaced meanwhile.
-            Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => {
+            Location::Deleted { .. }
+            | Location::Orphan(_)
+            | Location::Unnamed(_)
+            | Location::Gone => {
                 return Err(Error::Stale);
             }
             Location::Shared { root, link, .. } => {
@@ -292,7 +300,10 @@ impl Namespace {
         let known = self.adopt(identity, record, location, seen)?;
         self.table.note(dir.ino, name, ino);
         let is_same = match &*known.location.read() {
-            Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => {
+            Location::Deleted { .. }
+            | Location::Orphan(_)
+            | Location::Unnamed(_)
+            | Location::Gone => {
                 return Err(Error::Stale);
             }
             Location::Child { parent, name: its } => Arc::ptr_eq(parent, dir) && its == name,

@@ -72,7 +72,7 @@ impl Topology {
                 Location::Child { parent, name } | Location::Deleted { parent, name } => {
                     chain.push((std::mem::replace(&mut at, parent), name));
                 }
-                Location::Orphan(orphan) => {
+                Location::Orphan(orphan) | Location::Unnamed(orphan) => {
                     break DirPath {
                         path: keys::orphan(orphan),
                         reach: Reach::Orphan,
@@ -135,7 +135,7 @@ impl Topology {
             Location::Shared { root, link, .. } => {
                 Ok(keys::shared_inode(&self.kept_dir_path(root)?.path, *link))
             }
-            Location::Orphan(orphan) => Ok(keys::orphan(*orphan)),
+            Location::Orphan(orphan) | Location::Unnamed(orphan) => Ok(keys::orphan(*orphan)),
             Location::Gone => Err(Error::Stale),
         }
     }
@@ -151,7 +151,10 @@ impl Topology {
             Location::Shared { root, link, .. } => self
                 .dir_path(root)
                 .map(|root| keys::shared_record(&keys::shared_inode(&root.path, *link))),
-            Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => return Ok(None),
+            Location::Deleted { .. }
+            | Location::Orphan(_)
+            | Location::Unnamed(_)
+            | Location::Gone => return Ok(None),
         };
         match found {
             Ok(found) => Ok(Some(found)),
@@ -171,6 +174,7 @@ impl Topology {
                 Location::Shared { .. }
                 | Location::Deleted { .. }
                 | Location::Orphan(_)
+                | Location::Unnamed(_)
                 | Location::Gone => {
                     return Err(Error::Stale);
                 }
@@ -193,6 +197,7 @@ impl Topology {
                 | Location::Shared { .. }
                 | Location::Deleted { .. }
                 | Location::Orphan(_)
+                | Location::Unnamed(_)
                 | Location::Gone => {
                     return false;
                 }

@@ -145,9 +145,9 @@ impl Imports {
     pub fn begin(&self, caller: &Caller, stream: Ino, token: u64) -> Result<()> {
         let inode = self.namespace.regular(stream)?;
         let record = inode.state.read().clone();
-        let is_nameless = matches!(*inode.location.read(), Location::Orphan(_));
-        if !is_nameless || record.size_bytes > 0 {
-            return Err(Error::Invalid("the stream has a name or contents"));
+        let is_unnamed = matches!(*inode.location.read(), Location::Unnamed(_));
+        if !is_unnamed || record.size_bytes > 0 {
+            return Err(Error::Invalid("the stream has, or had, a name or contents"));
         }
         if record.uid != caller.uid {
             return Err(Error::NotPermitted);

@@ -14,7 +14,7 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::name::check_new_name;
-use crate::format::record::{Kind, LinkEntry, Pin};
+use crate::format::record::{LinkEntry, Pin};
 use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location};
@@ -87,8 +87,8 @@ impl Names {
     /// a lookup.
     ///
     /// # Errors
-    /// `NotPermitted` for a directory, `Exists`, `CrossRoot`, `NotFound` when either is gone,
-    /// `TooManyLinks`, and those of the tree.
+    /// `NotPermitted` for a directory, `Exists`, `CrossRoot`, `NotFound` when either is gone, also
+    /// for a file that is open and had a name, `TooManyLinks`, and those of the tree.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_new_name(dir, name)?;
         let (inode, dir) = (self.namespace.inode(ino)?, self.namespace.dir(dir)?);
@@ -102,7 +102,7 @@ impl Names {
 
     fn link_in(&self, inode: &Arc<Inode>, dir: &Arc<Inode>, name: &[u8]) -> Result<Attr> {
         self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
-        if inode.kind == Kind::Regular && matches!(*inode.location.read(), Location::Orphan(_)) {
+        if matches!(*inode.location.read(), Location::Unnamed(_)) {
             let _names = dir.lock_names();
             self.link_nameless(inode, At { dir, name })?;
             self.namespace.table.remember(inode);
@@ -221,9 +221,11 @@ fn first_name(inode: &Inode) -> Result<Option<First>> {
     match &*inode.location.read() {
         Location::Child { parent, name } => Ok(Some((Arc::clone(parent), name.clone()))),
         Location::Shared { .. } => Ok(None),
-        Location::Root | Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => {
-            Err(Error::NotFound)
-        }
+        Location::Root
+        | Location::Deleted { .. }
+        | Location::Orphan(_)
+        | Location::Unnamed(_)
+        | Location::Gone => Err(Error::NotFound),
     }
 }
 
@@ -235,9 +237,11 @@ fn home_of(inode: &Inode) -> Result<Arc<Inode>> {
     match &*inode.location.read() {
         Location::Child { parent, .. } => Ok(Arc::clone(parent)),
         Location::Shared { root, .. } => Ok(Arc::clone(root)),
-        Location::Root | Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => {
-            Err(Error::NotFound)
-        }
+        Location::Root
+        | Location::Deleted { .. }
+        | Location::Orphan(_)
+        | Location::Unnamed(_)
+        | Location::Gone => Err(Error::NotFound),
     }
 }
 
@@ -253,8 +257,10 @@ fn link_number(inode: &Inode, root: &Arc<Inode>, new_link: u64) -> Result<u64> {
         } if Arc::ptr_eq(its, root) => Ok(*link),
         Location::Shared { .. } => Err(Error::CrossRoot),
         Location::Child { .. } => Ok(new_link),
-        Location::Root | Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => {
-            Err(Error::NotFound)
-        }
+        Location::Root
+        | Location::Deleted { .. }
+        | Location::Orphan(_)
+        | Location::Unnamed(_)
+        | Location::Gone => Err(Error::NotFound),
     }
 }

@@ -5,6 +5,9 @@
 //! it any more, or after a crash when the volume is opened. [`Names::link`] gives it a name: one
 //! batch moves the contents there and puts the record, so after a crash the file is whole at its
 //! name, or not there.
+//!
+//! A file that had a name gets none again, as on other file systems. The removal of its last name
+//! gave its number and its pin to the reclaim.
 
 use std::sync::Arc;
 
@@ -61,7 +64,7 @@ impl Names {
         lists.put(&mut tx, || keys::orphan(orphan));
         tx.apply(&topology, &self.namespace.tree)?;
         let table = &self.namespace.table;
-        let inode = Inode::new(table, identity, new.kind, record, Location::Orphan(orphan));
+        let inode = Inode::new(table, identity, new.kind, record, Location::Unnamed(orphan));
         table.adopt(&inode, None);
         table.remember(&inode);
         drop(topology);
@@ -80,7 +83,7 @@ impl Names {
         }
         self.deletes.free_name(at.dir, at.name)?;
         let mut tx = Transaction::new(lock_states(&[inode, at.dir]));
-        let Location::Orphan(orphan) = *inode.location.read() else {
+        let Location::Unnamed(orphan) = *inode.location.read() else {
             return Err(Error::NotFound);
         };
         self.namespace.protections.may_gain_names(&tx, at.dir)?;
