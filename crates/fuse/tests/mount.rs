@@ -712,6 +712,7 @@ fn threads_that_do_everything_at_once_neither_hang_nor_break_the_tree() {
                 }
             });
         }
+        let _done = Done(&stop);
         let start = Instant::now();
         let mut before = 0;
         while start.elapsed() < Duration::from_secs(8) {
@@ -723,7 +724,6 @@ fn threads_that_do_everything_at_once_neither_hang_nor_break_the_tree() {
             );
             before = now;
         }
-        stop.store(true, Ordering::Relaxed);
     });
     println!("{} operations", done.load(Ordering::Relaxed));
     mount.finish();
