@@ -4,14 +4,17 @@
 //! daemon by a control call on the mount of the volume. The daemon then takes the connection over.
 //! The mount ends by itself when it is unmounted, and with the mount of the volume in any case.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ramet_block::{Access, FileDevice, OpenError};
 use ramet_fs::{MountToServe, SnapshotRequest};
-use ramet_fuse::{MountOptions, mountinfo};
+use ramet_fuse::mountinfo::{self, MountInfo};
+use ramet_fuse::{Connection, MountOptions};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{PTracer, Pid, set_ptracer};
@@ -19,18 +22,23 @@ use rustix::process::{PTracer, Pid, set_ptracer};
 use crate::control::{DaemonState, Root};
 use crate::daemon::Plan;
 use crate::detach::detach;
-use crate::failure::{Failure, Outcome, is_of_dead_mount};
-use crate::mounts;
+use crate::failure::{Failure, Outcome};
+use crate::mounts::RametMount;
 use crate::refusal::refusal;
+use crate::{mounts, output};
 
 /// How long the daemon may take to give a mount up that is gone.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The pause between two questions to it.
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// How long a daemon that has taken a volume may take to mount it.
+const MOUNTING: Duration = Duration::from_secs(2);
+
 /// The mount of a volume that a daemon holds open for writing.
 pub struct Live {
-    dir: PathBuf,
+    /// The mount point.
+    pub dir: PathBuf,
     root: Root,
     daemon: DaemonState,
 }
@@ -38,26 +46,36 @@ pub struct Live {
 impl Live {
     /// The mount of the volume, if that is open for writing and its mount is seen here.
     pub fn of(volume: &Path) -> Outcome<Option<Live>> {
-        let Some(mount) = mounts::of_volume(volume)? else {
-            return Ok(None);
-        };
-        if !matches!(
-            FileDevice::open(volume, Access::ReadOnly),
-            Err(OpenError::Busy { .. })
-        ) {
-            return Ok(None);
+        let begin = Instant::now();
+        loop {
+            let opened = FileDevice::open(volume, Access::ReadOnly);
+            let Err(OpenError::Busy { process, .. }) = opened else {
+                return Ok(None);
+            };
+            let live = Live::among(mounts::all_of_volume(volume)?, process);
+            if live.is_some() || begin.elapsed() > MOUNTING {
+                return Ok(live);
+            }
+            thread::sleep(PAUSE);
         }
-        let asked = Root::open_dir(&mount.dir).and_then(|root| Ok((root.daemon()?, root)));
-        match asked {
-            Ok((daemon, root)) => Ok(Some(Live {
+    }
+
+    /// The mount whose daemon is the process that `holds` the volume, as far as that is known.
+    fn among(mounts: Vec<RametMount>, holds: Option<u32>) -> Option<Live> {
+        let own = rustix::process::geteuid().as_raw();
+        // Other users may give a mount this source too, and never answer.
+        let trusted = |mount: &RametMount| mount.user.is_some_and(|user| [0, own].contains(&user));
+        let mounts = mounts.into_iter().filter(trusted);
+        // A daemon that was killed may have left a mount.
+        let mut asked = mounts.filter_map(|mount| {
+            let root = Root::open_dir(&mount.dir).ok()?;
+            Some(Live {
+                daemon: root.daemon().ok()?,
                 dir: mount.dir,
                 root,
-                daemon,
-            })),
-            // The volume is then opened as soon as the daemon has ended.
-            Err(e) if is_of_dead_mount(e) => Ok(None),
-            Err(e) => Err(Failure::system(&mount.dir, e)),
-        }
+            })
+        });
+        asked.find(|live| holds.is_none_or(|process| process == live.daemon.pid))
     }
 
     /// Mounts the snapshot of `plan`.
@@ -71,13 +89,14 @@ impl Live {
             fsname: format!("{}#{name}", plan.options.fsname),
             ..plan.options.clone()
         };
+        let _alone = alone_at(&plan.dir)?;
         let connection = ramet_fuse::attach_only(&plan.dir, &options);
         let connection = connection.map_err(|e| refusal(&plan.dir, e))?;
-        let device = mountinfo::device_at(&plan.dir).map(|device| device.to_string());
+        let made = made_at(&plan.dir, &options.fsname)?;
         let request = SnapshotRequest::Serve(MountToServe {
             snapshot: name.to_owned(),
             dir: plan.dir.to_string_lossy().into_owned(),
-            device: device.unwrap_or_default(),
+            device: made.device().to_string(),
             descriptor: connection.as_raw_fd(),
         });
         if let Some(daemon) = i32::try_from(self.daemon.pid).ok().and_then(Pid::from_raw) {
@@ -87,8 +106,10 @@ impl Live {
         }
         if let Err(e) = self.root.ask_snapshots(&request) {
             drop(connection);
-            // The failure of the daemon is told in any case.
-            let _ = detach(&plan.dir, UnmountFlags::DETACH);
+            if made.is_at(&plan.dir) {
+                // The failure of the daemon is told in any case.
+                let _ = detach(&plan.dir, UnmountFlags::DETACH);
+            }
             return Err(self.why(name, e));
         }
         // Only root may do this, and the mount works without.
@@ -107,7 +128,10 @@ impl Live {
                 "its daemon may not take the mount over from this process: it has another user or \
                  another process namespace, or the system restricts pidfd_getfd(2)"
             }
-            Errno::NFILE => "its daemon serves as many mounts of snapshots as it has memory for",
+            Errno::OPNOTSUPP => "the kernel hands no mount over (pidfd_getfd(2), Linux 5.6)",
+            Errno::USERS => "its daemon serves as many mounts of snapshots as it has memory for",
+            Errno::STALE => "its daemon finds another mount in the place of this one",
+            Errno::BADFD | Errno::TIMEDOUT => "the kernel sends its daemon no request of the mount",
             Errno::INVAL => "its daemon serves no mounts of snapshots: it is of an earlier release",
             e => return Failure::system(&self.dir, e),
         };
@@ -115,43 +139,90 @@ impl Live {
     }
 }
 
-/// Unmounts a mount that shows a snapshot beside the mount `live`, and waits until the daemon has
-/// given it up.
-pub fn unmount(dir: &Path, live: &str) -> Outcome {
-    let device = mountinfo::device_at(dir).map(|device| device.to_string());
-    detach(dir, UnmountFlags::empty())?;
-    let Some(device) = device else { return Ok(()) };
+/// Has other commands wait that are about to mount on `dir`, as long as the result lives. Two mounts
+/// at a time could not tell which of them is whose.
+fn alone_at(dir: &Path) -> Outcome<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let place = rustix::fs::open(dir, flags, Mode::empty());
+    let place = place.map_err(|e| Failure::system(dir, e))?;
     let begin = Instant::now();
-    while begin.elapsed() < PATIENCE && is_served(live, &device) {
+    while let Err(e) = rustix::fs::flock(&place, FlockOperation::NonBlockingLockExclusive) {
+        if e != Errno::WOULDBLOCK || begin.elapsed() > PATIENCE {
+            return Err(Failure::system(dir, e));
+        }
         thread::sleep(PAUSE);
     }
-    Ok(())
+    match mounts::at(dir)? {
+        Some(_) => Err(Failure::at(dir, "a volume is already mounted there")),
+        None => Ok(place),
+    }
 }
 
-/// Whether the daemon of the mount with the number `live` still serves the mount `device`.
-fn is_served(live: &str, device: &str) -> bool {
-    let Some(dir) = dir_of(live) else {
-        return false;
-    };
-    let state = Root::open_dir(&dir).and_then(|root| root.daemon());
-    state.is_ok_and(|state| state.snapshot_mounts.iter().any(|one| one == device))
+/// The connection of the mount with the source `fsname` that this process has made at `dir`.
+fn made_at(dir: &Path, fsname: &str) -> Outcome<Connection> {
+    let newest = mountinfo::mount_at(dir);
+    let made = newest.filter(|mount| mount.source == Path::new(fsname));
+    let made = made.ok_or_else(|| Failure::at(dir, "another mount was made there meanwhile"))?;
+    Ok(Connection::of(made.device))
 }
 
-/// Where the file system with this number is mounted, as far as this process sees.
-fn dir_of(device: &str) -> Option<PathBuf> {
+/// Unmounts a mount that shows a snapshot beside the mount `live`, and waits until the daemon has
+/// given it up. `served` is the process of the daemon and its number of the mount.
+pub fn unmount(dir: &Path, live: &str, served: (u32, u64)) -> Outcome {
+    detach(dir, UnmountFlags::empty())?;
+    let begin = Instant::now();
+    loop {
+        match is_served(live, served) {
+            Some(false) => return Ok(()),
+            Some(true) if begin.elapsed() < PATIENCE => thread::sleep(PAUSE),
+            Some(true) => {
+                let why = "unmounted here, but its daemon still serves it: it is mounted in another \
+                           mount namespace too";
+                return Err(Failure::at(dir, why));
+            }
+            None => {
+                let why = "unmounted; the mount of its volume is not seen here, so the daemon may \
+                           keep the snapshot for longer";
+                output::complain(format_args!("{}: {why}", dir.display()));
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Whether the daemon `process` of the mount with the number `live` serves the mount `number`;
+/// `None` if that mount is not seen.
+fn is_served(live: &str, (process, number): (u32, u64)) -> Option<bool> {
+    let dir = dir_of(live, |_| true)?;
+    let state = Root::open_dir(&dir).and_then(|root| root.daemon()).ok()?;
+    let mut served = state.snapshot_mounts.iter();
+    (state.pid == process).then(|| served.any(|one| one.number == number))
+}
+
+/// Where the Ramet file system with this number is mounted, as far as this process sees.
+fn dir_of(device: &str, is_wanted: impl Fn(&MountInfo) -> bool) -> Option<PathBuf> {
     let mounts = mountinfo::mounts().ok()?;
-    let found = mounts
-        .into_iter()
-        .find(|mount| mount.device.to_string() == device && mount.root == Path::new("/"));
+    let found = mounts.into_iter().find(|mount| {
+        mount.kind.starts_with(b"fuse") && mount.device.to_string() == device && is_wanted(mount)
+    });
     found.map(|mount| mount.dir)
 }
 
 /// Refuses as long as the daemon serves mounts of snapshots that this process sees: they would end
 /// with the mount of the volume.
 pub fn refuse_if_shown(dir: &Path, state: &DaemonState) -> Outcome {
-    let shown = state.snapshot_mounts.iter().find_map(|one| dir_of(one));
-    let Some(shown) = shown else { return Ok(()) };
+    let is_snapshot = |mount: &MountInfo| mount.source.as_os_str().as_bytes().contains(&b'#');
+    let served = state.snapshot_mounts.iter();
+    let mut mounted = served.filter_map(|one| one.device.as_deref());
+    match mounted.find_map(|device| dir_of(device, is_snapshot)) {
+        Some(shown) => Err(busy(dir, &shown)),
+        None => Ok(()),
+    }
+}
+
+/// The refusal to unmount the volume at `dir` while a snapshot of it is mounted at `shown`.
+pub fn busy(dir: &Path, shown: &Path) -> Failure {
     let shown = shown.display();
     let why = format!("busy: a snapshot of it is mounted on {shown}: unmount that first");
-    Err(Failure::at(dir, why))
+    Failure::at(dir, why)
 }

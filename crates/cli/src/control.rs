@@ -46,9 +46,21 @@ pub struct DaemonState {
     /// Number of the mount of the volume, beside which this mount shows a snapshot.
     #[serde(default)]
     pub live_mount: Option<String>,
-    /// Numbers of the mounts that show snapshots beside this mount of the volume.
+    /// Number of this mount of a snapshot, among all mounts of the daemon.
     #[serde(default)]
-    pub snapshot_mounts: Vec<String>,
+    pub snapshot_mount: Option<u64>,
+    /// The mounts that show snapshots beside this mount of the volume.
+    #[serde(default)]
+    pub snapshot_mounts: Vec<SnapshotMount>,
+}
+
+/// A mount that shows a snapshot beside that of its volume.
+#[derive(serde::Deserialize)]
+pub struct SnapshotMount {
+    /// Its number, which the daemon gives no other one.
+    pub number: u64,
+    /// Number of the file system; `None` when the mount is gone.
+    pub device: Option<String>,
 }
 
 type Answer<T = ()> = rustix::io::Result<T>;

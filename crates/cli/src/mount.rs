@@ -10,7 +10,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use ramet_fuse::{MountOptions, options_in};
+use ramet_fuse::{MountOptions, Transport, options_in};
 use rustix::mount::UnmountFlags;
 
 use crate::args::Mount;
@@ -30,6 +30,17 @@ pub fn run(args: &Mount) -> Outcome<u8> {
     if let Some(name) = plan.snapshot.as_deref().filter(|_| !args.daemon)
         && let Some(live) = Live::of(&plan.volume)?
     {
+        if args.foreground {
+            let why = "--foreground goes with a volume that is not mounted: the snapshot is served \
+                       by the daemon of";
+            return Err(Failure::new(format!("{why} {}", live.dir.display())));
+        }
+        let given = given_to_daemon(args)?;
+        if !given.is_empty() {
+            let of = live.dir.display();
+            let why = format!("the snapshot is served by the daemon of {of}, as that was started");
+            output::complain(format_args!("{}: without effect: {why}", given.join(", ")));
+        }
         return live.mount(&plan, name).map(|()| 0);
     }
     if args.foreground {
@@ -40,6 +51,20 @@ pub fn run(args: &Mount) -> Outcome<u8> {
     await_ready(child)
         .inspect_err(|_| leave_no_dead_mount(&plan.dir))
         .map(|()| 0)
+}
+
+/// The options given that concern the process that serves the mount.
+fn given_to_daemon(args: &Mount) -> Outcome<Vec<&'static str>> {
+    let options = Options::parse(args, "")?;
+    let choices = [
+        (options.memory.is_some(), "memory"),
+        (options.log.is_some(), "log"),
+        (options.mount.threads != 0, "threads"),
+        (options.mount.transport == Transport::Ring, "io_uring"),
+        (options.mount.recovery, "recovery"),
+    ];
+    let given = choices.into_iter().filter(|(given, _)| *given);
+    Ok(given.map(|(_, name)| name).collect())
 }
 
 /// Whether the options can be understood.

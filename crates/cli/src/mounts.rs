@@ -1,6 +1,7 @@
 //! The Ramet mounts among all mounts.
 
 use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -22,6 +23,8 @@ pub struct RametMount {
     /// The volume, as it was given to the kernel when mounted (absolute).
     pub volume: PathBuf,
     pub read_only: bool,
+    /// The user that the mount is for.
+    pub user: Option<u32>,
     /// Whether the type alone says that the mount is Ramet's.
     certain: bool,
 }
@@ -71,6 +74,7 @@ fn candidate(mount: MountInfo) -> Option<RametMount> {
         dir: mount.dir,
         volume: mount.source,
         read_only: mount.read_only,
+        user: mount.user,
         certain,
     })
 }
@@ -137,9 +141,27 @@ fn identity(path: &Path) -> Option<(u64, u64, u64)> {
 
 /// A mount of `volume`, if this process sees one.
 pub fn of_volume(volume: &Path) -> Outcome<Option<RametMount>> {
+    Ok(all_of_volume(volume)?.into_iter().next())
+}
+
+/// All mounts that have `volume` as their source, oldest first. A user may give a mount any source.
+pub fn all_of_volume(volume: &Path) -> Outcome<Vec<RametMount>> {
     let volume = resolve(volume);
-    let mut mounts = list()?.into_iter();
-    Ok(mounts.find(|mount| resolve(&mount.volume) == volume))
+    let mut mounts = list()?;
+    mounts.retain(|mount| resolve(&mount.volume) == volume);
+    Ok(mounts)
+}
+
+/// A mount of a snapshot of the volume of `live`, for the same user, by its source.
+pub fn of_snapshot(live: &RametMount) -> Outcome<Option<RametMount>> {
+    let mut prefix = live.volume.clone().into_os_string();
+    prefix.push("#");
+    let is_of_snapshot = |mount: &RametMount| {
+        let source = mount.volume.as_os_str().as_bytes();
+        let is_named = source.starts_with(prefix.as_bytes()) && !mount.volume.exists();
+        is_named && mount.certain && mount.read_only && mount.user == live.user
+    };
+    Ok(candidates()?.into_iter().find(is_of_snapshot))
 }
 
 #[cfg(test)]
@@ -160,6 +182,7 @@ mod tests {
             dir: "/proc".into(),
             volume: "/v".into(),
             read_only: true,
+            user: None,
             certain,
         };
         assert_eq!(of_kind(b"fuse.ramet"), Some(mount(true)));

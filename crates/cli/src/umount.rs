@@ -35,14 +35,7 @@ pub fn run(args: &Umount) -> Outcome {
         }
         // Root may unmount a mount of another user without a look into it.
         Err(Errno::ACCESS) if rustix::process::geteuid().is_root() => {
-            refuse_if_it_stays(&dir)?;
-            detach(&dir, UnmountFlags::empty())?;
-            if !mount.volume.exists() {
-                // A snapshot beside the mount of its volume, or a volume that was removed.
-                return Ok(());
-            }
-            waiting(&dir, || wait_for_lock(&mount.volume))?;
-            return closed(&mount);
+            return unmount_unseen(&dir, &mount);
         }
         Err(e) => return Err(Failure::system(&dir, e)),
     };
@@ -61,9 +54,9 @@ pub fn run(args: &Umount) -> Outcome {
     // another process later.
     let daemon = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
     refuse_if_it_stays(&dir)?;
-    if let Some(live) = &state.live_mount {
+    if let (Some(live), Some(number)) = (&state.live_mount, state.snapshot_mount) {
         drop(root);
-        return beside::unmount(&dir, live);
+        return beside::unmount(&dir, live, (state.pid, number));
     }
     beside::refuse_if_shown(&dir, &state)?;
     if state.poisoned.as_deref() == Some(SHUT_DOWN) {
@@ -90,6 +83,21 @@ pub fn run(args: &Umount) -> Outcome {
         return Err(Failure::at(&mount.volume, format!("unmounted, but {lost}")));
     }
     closed(&mount)
+}
+
+/// Unmounts a mount that this process may not look into.
+fn unmount_unseen(dir: &Path, mount: &RametMount) -> Outcome {
+    refuse_if_it_stays(dir)?;
+    if let Some(shown) = mounts::of_snapshot(mount)? {
+        return Err(beside::busy(dir, &shown.dir));
+    }
+    detach(dir, UnmountFlags::empty())?;
+    if matches!(mount.volume.try_exists(), Ok(false)) {
+        // A snapshot beside the mount of its volume, or a volume that was removed.
+        return Ok(());
+    }
+    waiting(dir, || wait_for_lock(&mount.volume))?;
+    closed(mount)
 }
 
 /// The lost changes in words. A change that a sync acknowledged is never among them.

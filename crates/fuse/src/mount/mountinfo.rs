@@ -44,6 +44,8 @@ pub struct MountInfo {
     pub kind: Vec<u8>,
     /// The source of the mount, as it was given to the kernel.
     pub source: PathBuf,
+    /// The user that the mount is for, if it is one of FUSE.
+    pub user: Option<u32>,
     /// The peer group of the mount: a mount or unmount below one member happens below every member.
     shared: Option<u32>,
     /// The peer group that propagates to this mount, and to which this mount does not propagate.
@@ -185,6 +187,10 @@ fn parse_line(line: &[u8]) -> Option<MountInfo> {
         read_only: options.split(|&b| b == b',').any(|option| option == b"ro"),
         kind: rest.next()?.to_vec(),
         source: unescape(rest.next()?),
+        user: rest.next().and_then(|options| {
+            let mut options = options.split(|&b| b == b',');
+            options.find_map(|option| option.strip_prefix(b"user_id=").and_then(number))
+        }),
         shared,
         master,
     })
@@ -233,7 +239,7 @@ mod tests {
     #[test]
     fn lines_with_any_names_are_read() {
         let text = b"22 1 254:0 / / rw - ext4 /dev/root rw\n\
-            40 22 0:51 / /tmp/a\\040b\\134 rw,nosuid shared:1 master:2 - fuse.ramet /v\\011x rw,user_id=0\n\
+            40 22 0:51 / /tmp/a\\040b\\134 rw,nosuid shared:1 master:2 - fuse.ramet /v\\011x rw,user_id=7,group_id=0\n\
             42 22 0:53 / /m ro,nosuid - fuse /v ro,user_id=0\n\
             broken line\n";
         let mount = |id, minor, dir: &str, read_only, kind: &str, source: &str| MountInfo {
@@ -245,12 +251,14 @@ mod tests {
             read_only,
             kind: kind.into(),
             source: source.into(),
+            user: Some(if id == 40 { 7 } else { 0 }),
             shared: (id == 40).then_some(1),
             master: (id == 40).then_some(2),
         };
         let mut parsed = parse(text).into_iter();
         let root = parsed.next().unwrap();
         assert_eq!((root.device.major, root.device.minor), (254, 0));
+        assert_eq!(root.user, None);
         let rest: Vec<_> = parsed.collect();
         let expected = [
             mount(40, 51, "/tmp/a b\\", false, "fuse.ramet", "/v\tx"),

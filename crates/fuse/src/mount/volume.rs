@@ -43,7 +43,7 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
             .controls
             .is_beside(control_calls::Beside::Live(LiveMount {
                 serve: Box::new(move |mount, process| serving.serve(mount, process)),
-                numbers: Box::new(move || told.numbers()),
+                mounts: Box::new(move || told.told()),
             }));
     };
     let mut mounted = session::mount(volume, dir, options, (&connections, prepare))?;

@@ -8,6 +8,7 @@ use ramet_fs::{
     Volume,
 };
 use rustix::io::Errno;
+use serde_json::json;
 
 use crate::cache::kept_listings::KeptListings;
 use crate::cache::negative_dentries::NegativeDentries;
@@ -26,15 +27,24 @@ pub(crate) enum Beside {
     /// This mount shows the volume.
     Live(LiveMount),
     /// This mount shows a snapshot, beside the mount of the volume that has the number `live`.
-    Snapshot { live: String },
+    /// `number` is its own among the connections of the volume.
+    Snapshot { live: String, number: u64 },
+}
+
+/// A mount of a snapshot, as the counters tell it.
+pub(crate) struct SnapshotMount {
+    /// Its number among the connections of the volume, which is not given again.
+    pub(crate) number: u64,
+    /// Number of the file system; `None` when the mount is gone, since another one may have it.
+    pub(crate) device: Option<String>,
 }
 
 /// The mount of the volume, beside which snapshots are mounted.
 pub(crate) struct LiveMount {
     /// Serves a mount that a process made.
     pub(crate) serve: Box<ServeMount>,
-    /// Tells the numbers of the mounts of snapshots.
-    pub(crate) numbers: Box<dyn Fn() -> Vec<String> + Send + Sync>,
+    /// Tells the mounts of snapshots.
+    pub(crate) mounts: Box<dyn Fn() -> Vec<SnapshotMount> + Send + Sync>,
 }
 
 type ServeMount = dyn Fn(&MountToServe, u32) -> io::Result<()> + Send + Sync;
@@ -98,8 +108,14 @@ impl ControlCalls {
     fn stat(&self) -> Result<Vec<u8>> {
         let mut counters = counters(&self.volume, &self.counts, &self.prefetch)?;
         match self.beside.get() {
-            Some(Beside::Live(live)) => counters["snapshot_mounts"] = (live.numbers)().into(),
-            Some(Beside::Snapshot { live }) => counters["live_mount"] = live.clone().into(),
+            Some(Beside::Live(live)) => {
+                let told = |one: SnapshotMount| json!({"number": one.number, "device": one.device});
+                counters["snapshot_mounts"] = (live.mounts)().into_iter().map(told).collect();
+            }
+            Some(Beside::Snapshot { live, number }) => {
+                counters["live_mount"] = live.clone().into();
+                counters["snapshot_mount"] = (*number).into();
+            }
             None => {}
         }
         encode_counters(&counters)

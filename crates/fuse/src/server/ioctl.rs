@@ -65,6 +65,8 @@ pub(crate) enum Pace {
     Quick,
     /// As long as the device takes.
     Waits,
+    /// As long as another process and the mount that it made take.
+    Mounts,
     /// The call changes names, so invalidations follow it.
     Structural,
 }
@@ -125,6 +127,7 @@ impl Call {
                 | ForkRequest::Reset { .. }
                 | ForkRequest::Merge(MergeRequest { dry_run: false, .. }),
             ) => Pace::Structural,
+            Self::Snapshot(SnapshotRequest::Serve(_)) => Pace::Mounts,
             Self::Snapshot(_) | Self::Fork(_) => Pace::Waits,
             Self::Sync
             | Self::Checkpoint

@@ -62,6 +62,8 @@ pub(crate) struct Server {
     /// The agreement with the kernel, unknown until the connection begins.
     pub(super) agreed: Arc<OnceLock<Agreed>>,
     syncs: Workers,
+    /// One thread for mounts of snapshots.
+    mounts: Workers,
     /// One thread for changes that end with invalidations: see `cache/notify.rs`.
     structural: Workers,
     notices: Arc<Notices>,
@@ -141,9 +143,8 @@ impl Server {
             Arc::clone(&staged),
         );
         let told = kernel.clone();
-        volume
-            .controls()
-            .tell_links_by(move |stale| told.invalidate_attributes(stale));
+        let links = volume.controls();
+        links.tell_links_by(move |stale| told.invalidate_attributes(stale));
         let inode_memory =
             InodeMemory::new(Arc::clone(&volume), kernel.clone(), Arc::clone(&counts))?;
         Ok(Self {
@@ -163,6 +164,7 @@ impl Server {
             shutdown,
             agreed,
             syncs: Workers::lasting("sync", SYNC_THREADS)?,
+            mounts: Workers::new("mount-snapshots", 1)?,
             structural: Workers::lasting("clone", 1)?,
             notices: Arc::new(Notices::new(kernel)?),
             staged,
@@ -373,6 +375,7 @@ impl Server {
         match pace {
             Pace::Quick => serve(),
             Pace::Waits => self.syncs.run(serve),
+            Pace::Mounts => self.mounts.run(serve),
             Pace::Structural => self.structural.run(serve),
         }
     }
