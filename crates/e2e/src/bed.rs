@@ -495,9 +495,7 @@ pub fn connections_of(daemon: Pid) -> Vec<OwnedFd> {
     let fds = std::fs::read_dir(format!("/proc/{}/fd", daemon.as_raw_pid())).expect("it runs");
     let is_of_connection = |fd: &std::fs::DirEntry| {
         let target = std::fs::read_link(fd.path()).unwrap_or_default();
-        ["/dev/fuse", "anon_inode:[io_uring]"]
-            .map(Path::new)
-            .contains(&&*target)
+        target.as_path() == Path::new("/dev/fuse")
     };
     let number = |fd: std::fs::DirEntry| fd.file_name().to_str()?.parse().ok();
     let numbers = fds.flatten().filter(is_of_connection).filter_map(number);

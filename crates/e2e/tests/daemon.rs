@@ -346,10 +346,16 @@ fn stat_tells_the_way_on_which_requests_come() {
     let bed = Bed::new("256M");
     for options in ["no_io_uring", "io_uring", "defaults"] {
         let mount = bed.mount(&["-o", options]);
-        let open = fs::read_dir(format!("/proc/{}/fd", mount.pid().as_raw_pid()));
-        let mut open = open.expect("the daemon runs").flatten();
-        let is_ring = |target: &Path| target.to_string_lossy().contains("io_uring");
-        let has_rings = open.any(|fd| fs::read_link(fd.path()).is_ok_and(|to| is_ring(&to)));
+        let process = Path::new("/proc").join(mount.pid().as_raw_pid().to_string());
+        let of = |list: &str| fs::read_dir(process.join(list)).unwrap().flatten();
+        let mut threads =
+            of("task").filter_map(|one| fs::read_to_string(one.path().join("comm")).ok());
+        let has_rings = threads.any(|name| name.starts_with("ring-"));
+        // Rings belong to these threads alone: a killed daemon must not keep one.
+        let mut targets = of("fd").filter_map(|one| fs::read_link(one.path()).ok());
+        assert!(!targets.any(|target| target.to_string_lossy().contains("io_uring")));
+        let mappings = fs::read(process.join("maps")).unwrap();
+        assert!(!String::from_utf8_lossy(&mappings).contains("io_uring"));
         let expected = if has_rings { "io_uring" } else { "/dev/fuse" };
         assert!(!has_rings || options != "no_io_uring");
         assert_eq!(mount.stat()["transport"], expected, "{options}");

@@ -878,30 +878,31 @@ fn a_directory_whose_lock_is_held_does_not_hold_changes_in_others_up() {
 
 #[test]
 fn a_daemon_that_is_killed_while_it_tells_of_a_large_tree_ends() {
-    // Through io_uring this is not so yet: docs/watchers.md.
-    let (bed, mount, watchdog) = mounted("no_io_uring");
-    let root = mount.root();
-    for at in 0..40 {
-        let dir = root.join(format!("tree/d{at}"));
-        fs::create_dir_all(&dir).unwrap();
-        for file in 0..100 {
-            fs::write(dir.join(format!("f{file}")), "").unwrap();
+    for transport in TRANSPORTS {
+        let (bed, mount, watchdog) = mounted(transport);
+        let root = mount.root();
+        for at in 0..40 {
+            let dir = root.join(format!("tree/d{at}"));
+            fs::create_dir_all(&dir).unwrap();
+            for file in 0..100 {
+                fs::write(dir.join(format!("f{file}")), "").unwrap();
+            }
         }
+        look_at_all(root);
+        let lists = || {
+            let tree = root.join("tree");
+            let mut list = Command::new("find");
+            list.arg(&tree).stdin(Stdio::null());
+            list.stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+        };
+        let programs: Vec<_> = (0..4).map(|_| Killed(lists().unwrap())).collect();
+        mount.remove(&root.join("tree"));
+        kill_and_wait(mount.pid());
+        drop(programs);
+        mount.detach_dead();
+        drop(watchdog);
+        bed.fsck();
     }
-    look_at_all(root);
-    let lists = || {
-        let tree = root.join("tree");
-        let mut list = Command::new("find");
-        list.arg(&tree).stdin(Stdio::null());
-        list.stdout(Stdio::null()).stderr(Stdio::null()).spawn()
-    };
-    let programs: Vec<_> = (0..4).map(|_| Killed(lists().unwrap())).collect();
-    mount.remove(&root.join("tree"));
-    kill_and_wait(mount.pid());
-    drop(programs);
-    mount.detach_dead();
-    drop(watchdog);
-    bed.fsck();
 }
 
 #[test]

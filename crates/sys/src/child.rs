@@ -4,8 +4,8 @@
 //! the answer. A thread of the process that serves the mount would so outlive a kill of that
 //! process, and the descriptor of `/dev/fuse` with it. The connection would never be aborted, and
 //! every program that looks at the mount would wait for ever. A child has no such descriptor: when
-//! the server is killed, the connection ends, and with it the wait of the child. Nor does it keep
-//! the mappings of rings, which hold the rings, which hold the descriptor.
+//! the server is killed, the connection ends, and with it the wait of the child. Nor does a child
+//! keep rings, which belong to threads of the server.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -44,23 +44,7 @@ pub fn unmount_in_child(dir: &Path, flags: u32) -> io::Result<()> {
     run(&Errand::Unmount(&dir, flags.cast_signed()), None)
 }
 
-/// Start and length of each mapping of a ring in this process.
-fn ring_mappings() -> io::Result<Vec<(usize, usize)>> {
-    // Names of mapped files may be no text.
-    let maps = std::fs::read("/proc/self/maps")?;
-    let maps = String::from_utf8_lossy(&maps);
-    let rings = maps.lines().filter(|line| line.ends_with("[io_uring]"));
-    let range = |line: &str| {
-        let (start, end) = line.split(' ').next()?.split_once('-')?;
-        let start = usize::from_str_radix(start, 16).ok()?;
-        let end = usize::from_str_radix(end, 16).ok()?;
-        Some((start, end - start))
-    };
-    Ok(rings.filter_map(range).collect())
-}
-
 fn run(errand: &Errand<'_>, patience: Option<Duration>) -> io::Result<()> {
-    let rings = ring_mappings()?;
     // SAFETY: clone(2) with no flag but the signal of its end, as fork(2): the child gets a copy of
     // the memory, in which it runs `do_errand` and nothing else. That makes system calls on values
     // that were prepared here, and takes no lock and allocates nothing, so the state in which other
@@ -69,7 +53,7 @@ fn run(errand: &Errand<'_>, patience: Option<Duration>) -> io::Result<()> {
         let none: libc::c_ulong = 0;
         let child = libc::syscall(libc::SYS_clone, libc::SIGCHLD, none, none, none, none);
         if child == 0 {
-            do_errand(errand, &rings);
+            do_errand(errand);
         }
         child
     };
@@ -119,17 +103,13 @@ fn ends_within(child: Pid, patience: Duration) -> io::Result<bool> {
 ///
 /// # Safety
 /// For a child that is a copy of one thread of this process, and does nothing else.
-unsafe fn do_errand(errand: &Errand<'_>, rings: &[(usize, usize)]) -> ! {
+unsafe fn do_errand(errand: &Errand<'_>) -> ! {
     // SAFETY: each call gets live strings and buffers of the lengths that are told, and the kernel
     // only reads them. No call takes a lock or allocates.
     unsafe {
         // The descriptors of this process, the mount's among them, are not to outlive it.
         let last: libc::c_uint = libc::c_uint::MAX;
         let closed = libc::syscall(libc::SYS_close_range, 0, last, 0);
-        for &(start, len) in rings {
-            // Nothing in this process uses the memory any more.
-            libc::syscall(libc::SYS_munmap, start, len);
-        }
         let failed = match errand {
             _ if closed != 0 => true,
             Errand::Open(path, bytes) => {

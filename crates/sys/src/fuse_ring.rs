@@ -21,20 +21,23 @@ use std::io;
 use std::marker::PhantomData;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
 use io_uring::opcode::{PollAdd, UringCmd80};
 use io_uring::types::{Fd, Fixed};
-use io_uring::{IoUring, cqueue, squeue};
+use io_uring::{cqueue, squeue};
 use rustix::event::EventfdFlags;
+
+use crate::pages::{PAGE_BYTES, Pages};
+use crate::thread_ring::ThreadRing;
 
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 
 /// Bytes of `struct fuse_uring_req_header`.
 const HEADER_BYTES: usize = 288;
+const _: () = assert!(HEADER_BYTES <= PAGE_BYTES);
 const OP_AT: usize = 128;
 /// Bytes of the place for the structure of an operation.
 const OP_BYTES: usize = 128;
@@ -42,7 +45,6 @@ const COMMIT_ID_AT: usize = 264;
 const PAYLOAD_BYTES_AT: usize = 272;
 /// Bytes of `struct fuse_out_header`.
 const OUT_BYTES: usize = 16;
-const PAGE_BYTES: usize = 4096;
 
 /// The bytes of a submission, with the one field that `io-uring` has no setter for.
 #[repr(C)]
@@ -54,52 +56,6 @@ struct Submission {
 
 const _: () = assert!(size_of::<Submission>() == size_of::<squeue::Entry128>());
 const _: () = assert!(offset_of!(Submission, len) == 24);
-
-/// Pages of this process that may outlive their owner.
-struct Pages {
-    start: NonNull<u8>,
-    len: usize,
-}
-
-impl Pages {
-    /// Zeroed pages, at least `bytes`. Each takes memory from the first time that it is written.
-    fn new(bytes: usize) -> io::Result<Self> {
-        let len = bytes.next_multiple_of(PAGE_BYTES);
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: the kernel chooses the place of the new pages, so nothing that exists changes.
-        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, len })
-    }
-
-    fn as_iovec(&self) -> libc::iovec {
-        libc::iovec {
-            iov_base: self.start.as_ptr().cast(),
-            iov_len: self.len,
-        }
-    }
-
-    fn as_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the pages are mapped, have this length, were zeroed at first, and belong to this
-        // value alone. The kernel reads and writes them only while a command of the ring is under
-        // way, and `FuseRing` does not call this then.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and unused from now on: the kernel has no command that names the
-        // pages, or `FuseRing` would not have dropped this value.
-        unsafe {
-            libc::munmap(self.start.as_ptr().cast(), self.len);
-        }
-    }
-}
 
 /// A request that lies in the entry of a ring.
 pub struct RingRequest<'a> {
@@ -143,7 +99,7 @@ impl Wake for Bell {
 /// An entry of a queue, and the io_uring for its commands. Both belong to the thread that made
 /// them.
 pub struct FuseRing {
-    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    ring: ThreadRing,
     bell: Arc<Bell>,
     was_woken: bool,
     /// The pages stay behind only when the kernel may still write to them.
@@ -157,15 +113,17 @@ pub struct FuseRing {
 }
 
 impl FuseRing {
+    /// Memory of an entry and its io_uring beside the payload.
+    pub const BYTES: usize = PAGE_BYTES + ThreadRing::BYTES;
+
     /// Makes an io_uring of the calling thread and an entry with `payload_bytes` of room, for the
     /// queue of processor `queue` of the connection `device`. The entry is not registered yet.
     ///
     /// # Errors
     /// The system has no io_uring for this process, or no memory.
     pub fn new(device: impl AsFd, queue: u16, payload_bytes: usize) -> io::Result<Self> {
-        let ring = Self::ring()?;
-        let device = device.as_fd().as_raw_fd();
-        ring.submitter().register_files(&[device])?;
+        let ring = ThreadRing::new()?;
+        ring.register_file(device.as_fd())?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let mut made = Self {
             ring,
@@ -186,17 +144,7 @@ impl FuseRing {
     /// # Errors
     /// The reason why it cannot.
     pub fn probe() -> io::Result<()> {
-        Self::ring().map(drop)
-    }
-
-    /// Makes an io_uring that delivers completions only when its thread asks for them
-    /// (`DEFER_TASKRUN`). A thread that answers asks with each answer, and is not interrupted in
-    /// between.
-    fn ring() -> io::Result<IoUring<squeue::Entry128, cqueue::Entry>> {
-        let mut builder = IoUring::builder();
-        builder.setup_single_issuer().setup_defer_taskrun();
-        // The queue holds one command and one wait for the bell.
-        builder.build(2)
+        ThreadRing::new().map(drop)
     }
 
     /// A waker that ends a wait of this ring.
@@ -245,9 +193,9 @@ impl FuseRing {
             if std::mem::take(&mut self.was_woken) {
                 return Ok(Waited::Woken);
             }
-            match self.ring.submit_and_wait(1) {
+            match self.ring.submit_and_wait() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                waited => drop(waited?),
+                waited => waited?,
             }
         }
     }
@@ -258,17 +206,9 @@ impl FuseRing {
     /// # Errors
     /// As [`Self::wait`].
     pub fn look(&mut self) -> io::Result<bool> {
-        const GETEVENTS: u32 = 1;
-        let pushed = u32::try_from(self.ring.submission().len()).expect("two at most");
-        // SAFETY: no argument is a pointer. `push` checked the submitted commands.
-        let entered = unsafe {
-            self.ring
-                .submitter()
-                .enter::<()>(pushed, 0, GETEVENTS, None)
-        };
-        match entered {
+        match self.ring.submit_and_look() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            entered => drop(entered?),
+            looked => looked?,
         }
         self.completed()
             .map_or(Ok(false), |completed| completed.map(|()| true))
@@ -279,9 +219,7 @@ impl FuseRing {
     /// # Panics
     /// When the kernel has the entry.
     pub fn request(&mut self) -> RingRequest<'_> {
-        assert!(!self.is_under_way, "the kernel has the entry");
-        let header = self.header.as_mut().expect("kept until drop").as_mut();
-        let payload = self.payload.as_mut().expect("kept until drop").as_mut();
+        let (header, payload) = self.buffers();
         let payload_bytes = header[PAYLOAD_BYTES_AT..][..4].try_into();
         let payload_bytes = u32::from_ne_bytes(payload_bytes.expect("4 bytes"));
         RingRequest {
@@ -298,8 +236,7 @@ impl FuseRing {
     /// # Panics
     /// When the kernel has the entry.
     pub fn answer(&mut self, out: &[u8; OUT_BYTES], payload_bytes: u32) {
-        assert!(!self.is_under_way, "the kernel has the entry");
-        let header = self.header.as_mut().expect("kept until drop").as_mut();
+        let (header, _) = self.buffers();
         let commit_id = header[COMMIT_ID_AT..][..8].try_into();
         let commit_id = u64::from_ne_bytes(commit_id.expect("8 bytes"));
         header[..OUT_BYTES].copy_from_slice(out);
@@ -308,13 +245,25 @@ impl FuseRing {
         self.push(commit.cmd(command(self.queue, commit_id)).build());
     }
 
+    /// The bytes of both buffers.
+    fn buffers(&mut self) -> (&mut [u8], &mut [u8]) {
+        assert!(!self.is_under_way, "the kernel has the entry");
+        let buffers = [&mut self.header, &mut self.payload].map(|pages| {
+            let pages = pages.as_mut().expect("kept until drop");
+            // SAFETY: the kernel writes to the pages while a command of the entry is under way.
+            unsafe { pages.as_mut() }
+        });
+        let [header, payload] = buffers;
+        (header, payload)
+    }
+
     /// Hands the kernel a command with the next call that submits.
     fn push(&mut self, command: squeue::Entry128) {
         self.is_under_way = true;
         let command = command.user_data(COMMAND);
         // SAFETY: the command names the file registered by `new`. A command that registers names
         // buffers that live until it is completed: `drop` keeps them otherwise.
-        unsafe { self.ring.submission().push(&command) }.expect("one command at a time");
+        unsafe { self.ring.push(command) };
     }
 
     /// Has each use of a waker complete a command.
@@ -324,13 +273,13 @@ impl FuseRing {
         let listen = PollAdd::new(bell, IN).multi(true).build();
         let listen = squeue::Entry128::from(listen.user_data(WAKE));
         // SAFETY: the call has no buffers, and the kernel holds the file from then on.
-        unsafe { self.ring.submission().push(&listen) }.expect("one wait for the bell");
+        unsafe { self.ring.push(listen) };
     }
 
     /// The outcome of the command under way, if it is completed.
     fn completed(&mut self) -> Option<io::Result<()>> {
         loop {
-            let completion = self.ring.completion().next()?;
+            let completion = self.ring.completion()?;
             if completion.user_data() == WAKE {
                 self.hear_bell(cqueue::more(completion.flags()));
                 continue;
@@ -375,6 +324,9 @@ fn command(queue: u16, commit_id: u64) -> [u8; 80] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
     /// A file that is not on FUSE has no such commands, and the entry is free again.
     #[test]
@@ -405,5 +357,26 @@ mod tests {
             thread.join().unwrap();
             assert!(!ring.look().unwrap());
         }
+    }
+
+    /// A process that is killed lives as long as its slowest thread, which may wait for a request
+    /// that a ring has. So no descriptor and no mapping of the process keeps the ring.
+    #[test]
+    fn a_ring_ends_with_its_thread_though_the_process_lives() {
+        if FuseRing::probe().is_err() {
+            return;
+        }
+        let (reader, writer) = std::io::pipe().unwrap();
+        let thread = std::thread::spawn(move || {
+            let mut ring = FuseRing::new(&writer, 0, 1).unwrap();
+            // The ring has a command that does not end, as that of a thread that waits.
+            assert!(!ring.look().unwrap());
+            std::mem::forget(ring);
+        });
+        thread.join().unwrap();
+        let mut polled = [PollFd::new(&reader, PollFlags::IN)];
+        let limit = Timespec::try_from(Duration::from_secs(60)).unwrap();
+        let ended = poll(&mut polled, Some(&limit)).unwrap();
+        assert_eq!((ended, polled[0].revents()), (1, PollFlags::HUP));
     }
 }

@@ -18,10 +18,12 @@ mod fuse_ring;
 mod heap;
 mod loop_device;
 mod mapping;
+mod pages;
 mod range_lock;
 mod revocable;
 mod scheduling;
 mod signals;
+mod thread_ring;
 
 pub use block_discard::discard_blocks;
 pub use child::{open_in_child, unmount_in_child};

@@ -105,7 +105,8 @@ impl Rings {
             }
         };
         let count: usize = (0..possible.len()).map(threads_of).sum();
-        budget.charge(Use::Requests, (count * payload_bytes) as u64);
+        let bytes = count * (payload_bytes + FuseRing::BYTES);
+        budget.charge(Use::Requests, bytes as u64);
         let queue = |number: usize| Queue {
             threads: AtomicUsize::new(threads_of(number)),
             waiting: AtomicUsize::new(0),
