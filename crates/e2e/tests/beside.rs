@@ -220,6 +220,28 @@ fn the_volume_is_unmounted_after_its_snapshots_or_ends_them() {
 }
 
 #[test]
+fn a_snapshot_within_its_volume_goes_before_it_unless_it_is_in_use() {
+    for transport in TRANSPORTS {
+        let bed = Bed::new("256M");
+        let mount = begin(&bed, transport);
+        let inside = mount.root().join("dir");
+        let options = "ro,snapshot=one";
+        done(&["mount", "-o", options, text(&bed.volume()), text(&inside)]);
+        let file = fs::File::open(inside.join("file")).expect("it is there");
+        kill_process(mount.pid(), Signal::TERM).expect("it runs");
+        let log = bed.path().join("daemon.log");
+        until("the daemon tells why it stays", || {
+            fs::read_to_string(&log).is_ok_and(|log| log.contains("cannot unmount"))
+        });
+        assert!(is_mount_point(&inside) && is_mount_point(mount.root()));
+        drop(file);
+        mount.terminate();
+        assert!(!is_mount_point(&inside) && !is_mount_point(&bed.mount_point()));
+        bed.fsck();
+    }
+}
+
+#[test]
 fn a_killed_daemon_leaves_a_mount_that_does_not_hang() {
     for transport in TRANSPORTS {
         let bed = Bed::new("256M");

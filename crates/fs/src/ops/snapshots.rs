@@ -442,8 +442,7 @@ impl Snapshots {
             let mut made = self.create_as(&name, made_by);
             // On a full volume the oldest one makes room for the new one.
             if made.as_ref().is_err_and(takes_no_changes) && own.len() >= keep {
-                let oldest = own.remove(0);
-                outcome = self.prune(oldest.name, changed);
+                outcome = self.prune_oldest(&mut own, changed);
                 made = self.create_as(&name, made_by);
             }
             match made {
@@ -458,19 +457,31 @@ impl Snapshots {
         }
         let too_many = own.len().saturating_sub(keep);
         for entry in own.drain(..too_many) {
-            outcome = outcome.and(self.prune(entry.name, changed));
+            outcome = outcome.and(self.prune(&entry.name, changed).map(drop));
         }
         outcome
     }
 
-    /// Removes a snapshot of the policy, unless a user removed it, or looks at it.
-    fn prune(&self, name: String, changed: &mut Vec<String>) -> Result<()> {
-        match self.remove(&name) {
-            Err(Error::NotFound | Error::Busy) => Ok(()),
+    /// Removes the oldest snapshot that is not mounted, also from the list.
+    fn prune_oldest(&self, own: &mut Vec<SnapshotEntry>, changed: &mut Vec<String>) -> Result<()> {
+        for at in 0..own.len() {
+            if self.prune(&own[at].name, changed)? {
+                own.remove(at);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a snapshot of the policy, unless it is mounted. Answers whether it is gone.
+    fn prune(&self, name: &str, changed: &mut Vec<String>) -> Result<bool> {
+        match self.remove(name) {
+            Err(Error::Busy) => Ok(false),
+            Err(Error::NotFound) => Ok(true),
             done => {
                 done?;
-                changed.push(name);
-                Ok(())
+                changed.push(name.to_owned());
+                Ok(true)
             }
         }
     }
@@ -526,7 +537,10 @@ pub(crate) fn utc(time: Time) -> String {
 
 #[cfg(test)]
 mod tests {
+    use ramet_block::{Device, MemDevice};
+
     use super::*;
+    use crate::{FormatOptions, OpenOptions, Volume, view};
 
     #[test]
     fn times_are_told_in_utc() {
@@ -535,5 +549,31 @@ mod tests {
         assert_eq!(told(951_782_400), "20000229T000000Z");
         assert_eq!(told(1_795_644_000), "20261125T220000Z");
         assert_eq!(told(-1), "19691231T235959Z");
+    }
+    #[test]
+    fn the_oldest_snapshot_that_is_not_mounted_makes_room() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 26));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let snapshots = volume.snapshots();
+        for name in ["first", "second", "third"] {
+            snapshots
+                .create_as(name, MadeBy::Policy(Period::Daily))
+                .unwrap();
+        }
+        let (mounted, mut own, mut changed) = (
+            view(&volume, "first").unwrap(),
+            snapshots.list().unwrap(),
+            Vec::new(),
+        );
+        snapshots.prune_oldest(&mut own, &mut changed).unwrap();
+        assert_eq!(changed, ["second"]);
+        let left: Vec<_> = own.iter().map(|entry| &*entry.name).collect();
+        assert_eq!(left, ["first", "third"]);
+        drop(mounted);
+        snapshots.prune_oldest(&mut own, &mut changed).unwrap();
+        assert_eq!(changed, ["second", "first"]);
+        assert_eq!(snapshots.list().unwrap().len(), 1);
+        volume.close().unwrap();
     }
 }

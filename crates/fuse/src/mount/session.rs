@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use ramet_block::failpoints;
@@ -77,7 +77,11 @@ pub struct Unmounter {
     connection: Option<Connection>,
     /// The program that unmounts for ordinary users.
     helper: Arc<Path>,
+    /// Unmounts the mounts that lie within this one, if there may be any.
+    within: Arc<OnceLock<Within>>,
 }
+
+type Within = Box<dyn Fn() + Send + Sync>;
 
 impl Unmounter {
     /// For the mount of the file system `device` at `dir`, which stands; `None` where its number is
@@ -87,14 +91,25 @@ impl Unmounter {
             dir: Arc::new(dir),
             connection: device.map(Connection::of),
             helper: helper.into(),
+            within: Arc::default(),
         }
     }
 
-    /// Asks the kernel to unmount; [`Mounted::wait`] returns when it is done.
+    /// Has `within` called before this mount is unmounted, for mounts that lie within it.
+    pub(super) fn comes_after(&self, within: Within) {
+        let first = self.within.set(within);
+        debug_assert!(first.is_ok(), "a volume is mounted once");
+    }
+
+    /// Asks the kernel to unmount; [`Mounted::wait`] returns when it is done. Mounts of snapshots of
+    /// the volume that lie within the mount are unmounted before.
     ///
     /// # Errors
-    /// `EBUSY` when files are open.
+    /// `EBUSY` when files are open, or something else is mounted within the mount.
     pub fn unmount(&self) -> Result<()> {
+        if let Some(unmount) = self.within.get() {
+            unmount();
+        }
         self.unmount_with(rustix::mount::UnmountFlags::empty(), &[])
     }
 

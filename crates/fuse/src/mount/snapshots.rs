@@ -15,7 +15,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -218,6 +218,23 @@ impl SnapshotMounts {
         // The thread finds its mount in the list.
         state.served.push(served);
         to.send(mounted).map_err(|_| Errno::IO.into())
+    }
+
+    /// Unmounts the mounts that lie within `dir`, the newest first. One that is in use stays.
+    pub(crate) fn unmount_within(&self, dir: &Path) {
+        let within: Vec<_> = {
+            let state = self.state.lock();
+            let served = state.served.iter().filter(|one| one.is_connected());
+            let unmounters = served.map(|one| one.unmounter.clone());
+            unmounters
+                .filter(|one| one.dir().starts_with(dir))
+                .collect()
+        };
+        for unmounter in within.iter().rev().filter(|one| one.is_mounted()) {
+            if let Err(error) = unmounter.unmount() {
+                tracing::warn!(%error, "a snapshot is in use within the mount of its volume");
+            }
+        }
     }
 
     /// Ends all mounts, for good.

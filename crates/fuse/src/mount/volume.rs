@@ -47,7 +47,10 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
             }));
     };
     let mut mounted = session::mount(volume, dir, options, (&connections, prepare))?;
-    if let Some(device) = mounted.unmounter().device() {
+    let unmounter = mounted.unmounter();
+    let (within, top) = (Arc::clone(&snapshots), unmounter.dir().to_owned());
+    unmounter.comes_after(Box::new(move || within.unmount_within(&top)));
+    if let Some(device) = unmounter.device() {
         if let Some(views) = &views {
             views.lie_outside_of(device);
         }
