@@ -18,7 +18,7 @@ use crate::failure::{Failure, Outcome, status};
 use crate::in_use::{self, Users};
 use crate::output::{complain, say};
 use crate::renumber::Renumbered;
-use crate::{repository, resolve};
+use crate::{forks, repository, resolve};
 
 /// Most names that are tried for a fork without one.
 const NAMES_MAX: u64 = 1_000_000;
@@ -98,6 +98,7 @@ impl<'a> Forking<'a> {
             path: self.target.path.with_file_name(name),
         };
         let src = self.of.path;
+        let src_then = absolute(src)?;
         let request = ForkRequest::Make {
             source: self.source.token(src)?,
             name: name.as_bytes().to_vec(),
@@ -106,18 +107,12 @@ impl<'a> Forking<'a> {
         };
         match target.root.ask_forks(&request) {
             Ok(_) => {
-                let new = repository::New {
-                    src,
+                let renumbered = settle(&repository::New {
+                    src: src_then,
                     path: &target.path,
                     root: &target.root,
                     name,
                     is_moved: self.of.is_moved,
-                };
-                let renumbered = repository::settle(&new).unwrap_or_else(|failure| {
-                    complain(format_args!(
-                        "forked, but its repository is as a copy: {failure}"
-                    ));
-                    Vec::new()
                 });
                 Ok(Some(Made {
                     path: target.path,
@@ -171,6 +166,22 @@ impl<'a> Forking<'a> {
         }
         Ok(())
     }
+}
+
+/// The path of a directory, absolute and without links.
+fn absolute(path: &Path) -> Outcome<PathBuf> {
+    let dir = resolve::directory(path)?;
+    resolve::path_of(&dir).map_err(|e| Failure::system(path, e))
+}
+
+/// Settles the repository of a fork that is there, and tells a failure.
+fn settle(new: &repository::New<'_>) -> Vec<Renumbered> {
+    repository::settle(new).unwrap_or_else(|failure| {
+        complain(format_args!(
+            "forked, but its repository is as a copy: {failure}"
+        ));
+        Vec::new()
+    })
 }
 
 fn numbered(name: &OsStr, tail: &str) -> OsString {
@@ -353,15 +364,29 @@ pub fn changes_of(path: &Path, top: u64) -> Outcome<ToldForkChanges> {
     reply.changes.ok_or_else(|| mounted(path, Errno::PROTO))
 }
 
+/// Puts a clone of the base in the place of a fork. The repository there becomes one of its own, as
+/// in a fork that is new.
 pub fn reset(args: &args::Reset) -> Outcome {
     let fork = Named::at(&args.fork)?;
     if !args.force {
         fork.must_be_unused(&Users::of(fork.seen.stat.st_dev))?;
     }
+    let known = forks::known(&args.fork, &fork.seen).ok();
     let request = ForkRequest::Reset {
         name: fork.name(),
         top: fork.seen.stat.st_ino,
     };
     fork.root.ask_forks(&request).map_err(|e| fork.refusal(e))?;
+    settle(&repository::New {
+        // Without a source no path leads into it.
+        src: match known.and_then(|known| known.origin_then.or(known.origin)) {
+            Some(src) => src,
+            None => absolute(&args.fork)?,
+        },
+        path: &args.fork,
+        root: &fork.root,
+        name: &fork.name,
+        is_moved: true,
+    });
     Ok(())
 }

@@ -79,9 +79,16 @@ fn located_here() -> Outcome<Located> {
     }
 }
 
-/// The directory that the fork `seen` at `path` was made of, where it is today; none if it is gone,
-/// or may not be told.
-pub fn origin_today(path: &Path, seen: &Seen) -> Outcome<Option<PathBuf>> {
+/// A fork, as its record tells it.
+pub struct Known {
+    /// The directory that it was made of, where it is today; none if it is gone, or may not be told.
+    pub origin: Option<PathBuf>,
+    /// The path that this directory had when it was forked, if that may be told.
+    pub origin_then: Option<PathBuf>,
+}
+
+/// The fork `seen` at `path`.
+pub fn known(path: &Path, seen: &Seen) -> Outcome<Known> {
     let located = Located::find(path)?;
     let mut forks = Forks::read(&located)?;
     forks.name_origins();
@@ -89,11 +96,20 @@ pub fn origin_today(path: &Path, seen: &Seen) -> Outcome<Option<PathBuf>> {
     let Some(shown) = all.find(|shown| shown.told.ino == seen.stat.st_ino) else {
         return Err(Failure::at(path, "is no fork"));
     };
-    let full = |origin: Vec<u8>| located.dir.join(OsStr::from_bytes(&origin));
-    Ok(shown.origin.map(full))
+    let full = |names: Vec<u8>| located.dir.join(OsStr::from_bytes(&names));
+    Ok(Known {
+        origin: shown.origin.map(full),
+        origin_then: shown.origin_then.map(full),
+    })
 }
 
-/// The same, for a command that needs it.
+/// The directory that the fork `seen` at `path` was made of, where it is today; none if it is gone,
+/// or may not be told.
+pub fn origin_today(path: &Path, seen: &Seen) -> Outcome<Option<PathBuf>> {
+    Ok(known(path, seen)?.origin)
+}
+
+/// The directory that the fork was made of, for a command that needs it.
 pub fn origin_of(path: &Path, seen: &Seen) -> Outcome<PathBuf> {
     origin_today(path, seen)?.ok_or_else(|| {
         let why =

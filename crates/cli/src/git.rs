@@ -22,6 +22,9 @@ pub fn has_repository(dir: &Path) -> bool {
     std::fs::symlink_metadata(dir.join(".git")).is_ok()
 }
 
+/// Names that are tried for commits of a fork within one second.
+const NAMES_MAX: u32 = 4;
+
 /// Settings that keep git from programs that the configuration of a repository names.
 const SETTINGS: [&str; 7] = [
     "core.fsmonitor=false",
@@ -60,6 +63,59 @@ fn run(dir: &Path, args: &[&OsStr]) -> Outcome<Output> {
     let why = String::from_utf8_lossy(&out.stderr);
     let why = why.lines().next_back().unwrap_or("git failed").to_owned();
     Err(Failure::at(&dir, why))
+}
+
+/// A file of settings that git has to read itself.
+#[derive(Debug, PartialEq, Eq)]
+pub struct NotPlain;
+
+/// The value of a setting with a path, in a file in which it stands plainly, as git writes it: at
+/// most once, on a line of its own in its own section, without quotes, escapes and comments. The
+/// answer is none if it does not stand there.
+///
+/// # Errors
+/// For every other file.
+pub fn plain_setting(text: &[u8], key: &str) -> Result<Option<PathBuf>, NotPlain> {
+    let (section, name) = key.split_once('.').ok_or(NotPlain)?;
+    let (mut inside, mut found) = (false, None);
+    for line in text.split(|&byte| byte == b'\n') {
+        let line = line.trim_ascii();
+        let has_name = line
+            .windows(name.len())
+            .any(|part| part.eq_ignore_ascii_case(name.as_bytes()));
+        if line.starts_with(b"[") && !has_name {
+            let header = [b"[", section.as_bytes(), b"]"].concat();
+            inside = line.eq_ignore_ascii_case(&header);
+            // Git also takes a setting behind the header, on its line.
+            let is_whole = line.ends_with(b"]");
+            if !is_whole {
+                return Err(NotPlain);
+            }
+        }
+        if !has_name {
+            continue;
+        }
+        let (its, value) = line.split_at_checked(name.len()).ok_or(NotPlain)?;
+        let value = value
+            .trim_ascii_start()
+            .strip_prefix(b"=")
+            .ok_or(NotPlain)?;
+        let value = value.trim_ascii_start();
+        let is_plain = inside
+            && found.is_none()
+            && its.eq_ignore_ascii_case(name.as_bytes())
+            && !value.is_empty()
+            && !value.iter().any(|byte| b"\"\\#;~%".contains(byte));
+        if !is_plain {
+            return Err(NotPlain);
+        }
+        found = Some(PathBuf::from(OsStr::from_bytes(value)));
+    }
+    match found {
+        // A line that goes on could have it as a part of its value.
+        Some(_) if text.contains(&b'\\') => Err(NotPlain),
+        found => Ok(found),
+    }
 }
 
 /// The value of a setting in the file `config`, if it has one. Without git there is none.
@@ -157,8 +213,17 @@ pub fn fetch(fork: &Path, dst: &Path, name: &OsStr) -> Outcome {
     let now = now
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap_or_default();
-    let other = format!("{name}-{}", now.as_secs());
-    fetch_to(fork, dst, &other)?;
+    let mut other = format!("{name}-{}", now.as_secs());
+    let mut fetched = fetch_to(fork, dst, &other);
+    for number in 2..=NAMES_MAX {
+        if fetched.is_ok() {
+            break;
+        }
+        // Another fetch of this second has the name.
+        other = format!("{name}-{}-{number}", now.as_secs());
+        fetched = fetch_to(fork, dst, &other);
+    }
+    fetched?;
     complain(format_args!(
         "commits of the fork are in refs/forks/{other}"
     ));
@@ -166,11 +231,17 @@ pub fn fetch(fork: &Path, dst: &Path, name: &OsStr) -> Outcome {
 }
 
 fn fetch_to(fork: &Path, dst: &Path, name: &str) -> Outcome {
-    let fork = std::path::absolute(fork).map_err(|e| Failure::system(fork, e))?;
     let head = ["rev-parse", "--verify", "--quiet", "HEAD"].map(OsStr::new);
-    let head = run(&fork, &head).is_ok();
-    let heads = format!("refs/heads/*:refs/forks/{name}/*");
-    let mut args: Vec<&OsStr> = [
+    let fork = std::path::absolute(fork).map_err(|e| Failure::system(fork, e))?;
+    let mut references = vec![format!("refs/heads/*:refs/forks/{name}/*")];
+    if run(&fork, &head).is_ok() {
+        references.push(format!("HEAD:refs/forks/{name}/HEAD"));
+    }
+    fetch_references(&fork, dst, &references)
+}
+
+fn fetch_references(from: &Path, dst: &Path, references: &[String]) -> Outcome {
+    let args = [
         "fetch",
         "--quiet",
         "--atomic",
@@ -179,13 +250,43 @@ fn fetch_to(fork: &Path, dst: &Path, name: &str) -> Outcome {
         "--no-recurse-submodules",
         "--no-auto-maintenance",
         "--",
-    ]
-    .map(OsStr::new)
-    .to_vec();
-    args.extend([fork.as_os_str(), OsStr::new(&heads)]);
-    let of_head = format!("HEAD:refs/forks/{name}/HEAD");
-    if head {
-        args.push(OsStr::new(&of_head));
-    }
+    ];
+    let mut args = args.map(OsStr::new).to_vec();
+    args.push(from.as_os_str());
+    args.extend(references.iter().map(OsStr::new));
     run(dst, &args).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_that_stands_plainly_is_read_without_git() {
+        const KEY: &str = "core.worktree";
+        let read = |text: &str| plain_setting(text.as_bytes(), KEY);
+        let plain =
+            "[core]\n\tbare = false\n\tworktree = ../../../a b\n[remote \"x\"]\n\turl = /y\n";
+        assert_eq!(read(plain), Ok(Some(PathBuf::from("../../../a b"))));
+        assert_eq!(read("[Core]\nWorkTree=x"), Ok(Some(PathBuf::from("x"))));
+        for text in ["", "[core]\n\tbare = false\n", "[a \"core\"]\n\tb = \\\n"] {
+            assert_eq!(read(text), Ok(None), "{text}");
+        }
+        for text in [
+            "[core]\n\tworktree = \"a\"\n",
+            "[core]\n\tworktree = a # b\n",
+            "[core]\n\tworktree = a\\\nb\n",
+            "[core]\n\tworktree\n",
+            "[core]\n\tworktree =\n",
+            "[core]\n\tworktree = a\n\tworktree = b\n",
+            "[core] worktree = a\n",
+            "[core] bare = false\n\tworktree = a\n",
+            "[core \"x\"]\n\tworktree = a\n",
+            "[other]\n\tworktree = a\n",
+            "[core]\n\ta = b\\\n\tworktree = a\n",
+            "[core]\n\tmy.worktree = a\n",
+        ] {
+            assert_eq!(read(text), Err(NotPlain), "{text}");
+        }
+    }
 }

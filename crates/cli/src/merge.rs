@@ -254,7 +254,13 @@ fn bytes_of(text: &str) -> Outcome<Vec<u8>> {
 }
 
 impl Told {
-    fn say(&self, dry_run: bool) -> Outcome {
+    /// Names that were left alone. An index of git is none: each tree has its own.
+    fn left_out(&self) -> u64 {
+        self.merge.left_out.saturating_sub(self.merge.indexes)
+    }
+
+    /// Tells each name.
+    fn say_names(&self) -> Outcome {
         for name in &self.names {
             let path = escaped(&bytes_of(&name.path)?);
             match name.is_conflict {
@@ -262,7 +268,12 @@ impl Told {
                 false => say!("{:<10} {path}", name.word)?,
             }
         }
-        let left_out = self.merge.left_out;
+        Ok(())
+    }
+
+    fn say(&self, dry_run: bool) -> Outcome {
+        self.say_names()?;
+        let left_out = self.left_out();
         if left_out > 0 {
             complain(format_args!(
                 "{left_out} changed names of the fork were left alone (.git, or ignored by git)"
@@ -287,7 +298,7 @@ impl Told {
         Ok(json!({
             "merged": self.merge.is_done,
             "destination_unchanged": self.merge.is_forward,
-            "left_out": self.merge.left_out,
+            "left_out": self.left_out(),
             "conflicts": conflicts,
             "names": names,
         }))

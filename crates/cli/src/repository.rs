@@ -91,8 +91,9 @@ pub fn must_be_inside(src: &Path) -> Outcome {
 
 /// A new fork.
 pub struct New<'a> {
-    /// Its source.
-    pub src: &'a Path,
+    /// The path of its source when it was forked, absolute and without links. The repository has
+    /// paths that begin with it.
+    pub src: PathBuf,
     pub path: &'a Path,
     /// The directory that has it, and its name there.
     pub root: &'a Root,
@@ -112,19 +113,19 @@ pub fn settle(new: &New<'_>) -> Outcome<Vec<Renumbered>> {
     };
     let repositories = drop_locks(&git).map_err(failed)?;
     let places = Places {
-        src: resolve::path_of(&resolve::directory(new.src)?).map_err(failed)?,
+        src: new.src.clone(),
         fork: resolve::path_of(&top).map_err(failed)?,
         is_moved: new.is_moved,
     };
     let worktrees = places.settle_worktrees(&top, &git).map_err(failed)?;
-    let outer = git::setting(&places.fork.join(".git/config"), WORKTREE);
+    let outer = setting_at(&git, (&places.fork.join(".git"), Path::new("")), WORKTREE);
     places.tell(&git, outer.as_deref()).map_err(failed)?;
     let mut trees = vec![(PathBuf::new(), outer.unwrap_or_else(|| PathBuf::from("..")))];
     let modules = repositories.into_iter();
     let modules = modules.filter(|path| path.starts_with("modules"));
     for module in modules.take(MODULES_MAX) {
-        let config = places.fork.join(".git").join(&module).join("config");
-        trees.extend(git::setting(&config, WORKTREE).map(|tree| (module, tree)));
+        let tree = setting_at(&git, (&places.fork.join(".git"), &module), WORKTREE);
+        trees.extend(tree.map(|tree| (module, tree)));
     }
     let fork = renumber::Fork {
         root: new.root,
@@ -149,6 +150,15 @@ pub fn settle(new: &New<'_>) -> Outcome<Vec<Renumbered>> {
         }
     }
     Ok(renumbered)
+}
+
+/// A setting with a path, of the repository at a path in the directory `git`. Git is asked only about
+/// a file that is not plain: a repository may have a thousand submodules. Without git nobody uses
+/// the settings.
+fn setting_at(git: &OwnedFd, (top, path): (&Path, &Path), key: &str) -> Option<PathBuf> {
+    let text = text_at(git, Path::new(".").join(path).join("config")).ok()??;
+    let plain = crate::git::plain_setting(&text, key);
+    plain.unwrap_or_else(|_| crate::git::setting(&top.join(path).join("config"), key))
 }
 
 /// A path without characters that a terminal acts on: another user may have chosen its names.
@@ -281,9 +291,8 @@ impl Places {
                 ));
             }
         }
-        let config = self.fork.join(".git/config");
-        // Without git nobody uses the settings.
-        let hooks = git::setting(&config, "core.hooksPath");
+        let place = (&*self.fork.join(".git"), Path::new(""));
+        let hooks = setting_at(git, place, "core.hooksPath");
         let settings = [(WORKTREE, worktree), ("core.hooksPath", hooks.as_deref())];
         for (key, path) in settings {
             if let Some(path) = path.filter(|path| path.is_absolute()) {
@@ -329,7 +338,8 @@ pub fn unfetched(fork: &Path, dst: &Path) -> Outcome<Option<String>> {
     Ok(found.map(|path| path.display().to_string()))
 }
 
-/// The first file of a repository that another one does not have alike, by size and time.
+/// The first file of a repository that another one does not have alike, by size and time. Indexes
+/// are not looked at: they tell of working trees.
 fn unequal(git: &OwnedFd, other: &OwnedFd) -> Answer<Option<PathBuf>> {
     let mut todo = vec![PathBuf::from(".")];
     let mut count = 0;
@@ -339,11 +349,14 @@ fn unequal(git: &OwnedFd, other: &OwnedFd) -> Answer<Option<PathBuf>> {
         let Some(alike) = alike.ok().filter(|_| count <= DIRS_MAX) else {
             return Ok(Some(path));
         };
-        for (name, kind) in names(&dir)? {
+        let all = names(&dir)?;
+        let is_repository = all.iter().any(|(name, _)| name == "HEAD");
+        for (name, kind) in all {
             let is_top = path == Path::new(".");
             let is_shared_index = name.as_bytes().starts_with(b"sharedindex.");
+            let is_index = is_repository && name == "index" || is_shared_index;
             let is_fetched = is_top && FETCHED.iter().any(|fetched| name == *fetched);
-            if is_fetched || is_shared_index {
+            if is_fetched || is_index {
                 continue;
             }
             let below = path.join(&name);

@@ -391,6 +391,61 @@ fn git_trusts_the_files_of_a_fork_at_once() {
 }
 
 #[test]
+fn a_reset_fork_and_one_without_a_base_have_right_repositories() {
+    let desk = Desk::new();
+    let paths = desk.repository("source", &[]);
+    desk.git("source", &["worktree", "add", "-q", "../outside"]);
+    desk.write("source/.git/index.lock", "1");
+    let (source, fork) = (desk.at("source"), desk.at("source-fork-1"));
+    let made = desk.ramet(&["fork", &source]);
+    assert!(made.status.success(), "{}", said(&made));
+    let bare = desk.ramet(&["fork", "--no-base", &source, &desk.at("bare")]);
+    assert!(bare.status.success(), "{}", said(&bare));
+    fs::remove_file(desk.at("source/.git/index.lock")).expect("just made");
+    desk.knows("bare", &paths);
+    // The source goes on, and gets another name.
+    desk.write("source/a/later", "1");
+    fs::remove_file(desk.at("source/c/file7")).expect("is there");
+    fs::rename(&source, desk.at("renamed")).expect("it is free");
+    desk.write("source-fork-1/a/file1", "changed");
+    desk.git("source-fork-1", &["add", "."]);
+    let reset = desk.ramet(&["reset", &fork]);
+    assert!(
+        reset.status.success() && reset.stderr.is_empty(),
+        "{}",
+        said(&reset)
+    );
+    desk.knows("source-fork-1", &paths);
+    for name in ["index.lock", "worktrees"] {
+        let name = format!("source-fork-1/.git/{name}");
+        assert!(!desk.exists(&name), "{name}");
+    }
+    desk.end();
+}
+
+#[test]
+fn a_submodule_whose_index_alone_changed_its_size_keeps_no_fork() {
+    let desk = Desk::new();
+    desk.repository("module", &[]);
+    desk.repository("outer", &[]);
+    let allow = ["-c", "protocol.file.allow=always"];
+    let add = ["submodule", "add", "-q", &desk.at("module"), "below"];
+    desk.git("outer", &[&allow[..], &add].concat());
+    desk.git("outer", &["commit", "-q", "-m", "with a module"]);
+    // At another path, the cache of untracked files has another size.
+    desk.git("outer/below", &["update-index", "--untracked-cache"]);
+    let long = desk.at("a-name-of-another-length");
+    let args = ["try", "--commit", "--own-path", "--name", &long];
+    let outer = desk.at("outer");
+    let script = "echo new > new";
+    let out = desk.ramet(&[&args[..], &[&outer, "--", "sh", "-c", script]].concat());
+    assert!(out.status.success(), "{}", said(&out));
+    assert!(desk.exists("outer/new"), "{}", said(&out));
+    assert!(!desk.exists("a-name-of-another-length"), "{}", said(&out));
+    desk.end();
+}
+
+#[test]
 fn indexes_of_submodules_and_worktrees_have_the_numbers_of_a_fork() {
     let desk = Desk::new();
     desk.repository("module", &[]);

@@ -243,6 +243,15 @@ fn repositories_are_fetched_and_ignored_names_stay() {
     pair.git("src", &["commit", "-q", "-m", "first"]);
     pair.write("src/target/built", "old");
     pair.fork();
+    pair.write("fork/plain", "new");
+    let (code, told) = status(&["merge", &pair.text("fork")]);
+    assert_eq!(
+        (code, &*told),
+        (0, "taken      plain\n"),
+        "no index is told"
+    );
+    fs::remove_file(pair.path("fork/plain")).unwrap();
+    fs::remove_file(pair.path("src/plain")).unwrap();
     pair.write("fork/tracked", "changed\n");
     pair.git("fork", &["commit", "-q", "-a", "-m", "second"]);
     pair.write("fork/untracked", "new");

@@ -1084,7 +1084,26 @@ fn numbers_that_changed_their_places_after_the_fork_have_none() {
         .trees()
         .fork(&root, at(&volume, "d/src"), to, new)
         .unwrap();
-    assert_eq!(renumbered(&volume, "bare", &[("sub", &[old])]), [0]);
+    assert_eq!(
+        renumbered(&volume, "bare", &[("sub", &[old])]),
+        [at(&volume, "bare/sub/sparse").0]
+    );
+    let plain = make(&volume, at(&volume, "d/src/sub"), "late", Kind::Regular).ino;
+    assert_eq!(
+        renumbered(&volume, "bare", &[("sub", &[plain])]),
+        [0],
+        "a file that came after the fork"
+    );
+    let second = (ROOT_INO, &b"bare2"[..]);
+    volume
+        .trees()
+        .fork(&root, at(&volume, "d/src"), second, new)
+        .unwrap();
+    assert_eq!(
+        renumbered(&volume, "bare2", &[("sub", &[plain]), ("", &[file])]),
+        [at(&volume, "bare2/sub/late").0, 0],
+        "a fork without a base has no numbers of files with several names alone"
+    );
     is_whole(&volume);
 }
 

@@ -374,18 +374,25 @@ impl Forks {
     /// of the tree.
     pub(crate) fn base_and_fork(&self, fork: (&Arc<Inode>, &ForkRecord)) -> Result<BaseAndFork> {
         let (top, record) = fork;
+        Ok(BaseAndFork {
+            base: self.base(record)?,
+            fork: self.today(top)?,
+        })
+    }
+
+    /// A directory as it is at this moment.
+    ///
+    /// # Errors
+    /// `Stale` for one that is gone, `Corrupt`, and those of the tree.
+    pub(crate) fn today(&self, top: &Arc<Inode>) -> Result<(Snapshot, Then)> {
         let (now, path) = {
             let topology = self.namespace.topology.read();
             let now = self.namespace.tree.snapshot();
             (now, topology.dir_path(top)?.path)
         };
         let names: Vec<&[u8]> = keys::names_between(b"", &path).collect();
-        let base = self.base(record)?;
-        let of_fork = Then::find(&now, &names)?.ok_or(Error::Stale)?;
-        Ok(BaseAndFork {
-            base,
-            fork: (now, of_fork),
-        })
+        let then = Then::find(&now, &names)?.ok_or(Error::Stale)?;
+        Ok((now, then))
     }
 
     /// The base of the fork with this record.

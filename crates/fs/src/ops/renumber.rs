@@ -9,8 +9,11 @@
 //! the fork. The top is known by its identity. Below it, a name with the same slot and the same
 //! birth in all three is the directory that was forked: no slot is taken twice. A slot counts if the
 //! directory in the base had taken it, and a shared inode if its link number is older than the base.
-//! So a number has a number in the fork only if it leads to a place that the two had in common, and a
-//! fork without a base has none.
+//! So a number has a number in the fork only if it leads to a place that the two had in common.
+//!
+//! A fork without a base stands for its own base, as it is at the moment of the question. It is asked
+//! about right after it was made. A slot that the fork took since then counts as well, but no index
+//! that the fork began with has one. Shared inodes have no number then, as nothing tells the moment.
 //!
 //! Blocks of the fork are given by the directory in memory, as for a lookup: a run has one block.
 
@@ -52,7 +55,7 @@ pub(crate) struct Renumbering<'a> {
     names: &'a Names,
     caller: &'a Caller,
     base: Snapshot,
-    /// Generation of the base: names and links of later ones are not in it.
+    /// Generation of the base: links of later ones are not in it. Without a base it is 0.
     moment: u64,
     top: Pair,
     /// The names from the top to the directory that was found last, each with its pair.
@@ -64,7 +67,7 @@ pub(crate) struct Renumbering<'a> {
 type Runs = BTreeMap<u64, (u64, Run)>;
 
 impl<'a> Renumbering<'a> {
-    /// Begins with the top of a fork. `None` if it has no base or its source is gone.
+    /// Begins with the top of a fork. `None` if its source is gone.
     ///
     /// # Errors
     /// Those of the tree.
@@ -73,12 +76,13 @@ impl<'a> Renumbering<'a> {
         (names, caller): (&'a Names, &'a Caller),
         (fork, record): (&Arc<Inode>, &ForkRecord),
     ) -> Result<Option<Self>> {
-        let Some(moment) = record.base else {
-            return Ok(None);
+        let found = match record.base {
+            Some(_) => forks.base(record),
+            None => forks.today(fork),
         };
-        let (base, top) = match forks.base(record) {
+        let (base, top) = match found {
             Err(Error::Stale) => return Ok(None),
-            base => base?,
+            found => found?,
         };
         let source = match names.find_number(record.origin.ino) {
             Err(Error::Stale | Error::NotFound) => return Ok(None),
@@ -97,7 +101,7 @@ impl<'a> Renumbering<'a> {
             names,
             caller,
             base,
-            moment,
+            moment: record.base.unwrap_or(0),
             top,
             way: Vec::new(),
         }))

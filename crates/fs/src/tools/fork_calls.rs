@@ -85,8 +85,8 @@ pub enum ForkRequest {
     },
     /// Tell the numbers that files have in a fork in the directory that the call is made on, by
     /// those that they have in its source. The owner of the fork may ask, and a caller that may
-    /// read everything. Files in directories that the caller may not search have none, and so do all
-    /// files of a fork without a base.
+    /// read everything. Files in directories that the caller may not search have none, and so do
+    /// files with several names in a fork without a base.
     Renumber {
         /// Its name.
         name: Vec<u8>,

@@ -87,6 +87,8 @@ pub struct Merged {
     pub conflicts: Vec<Conflict>,
     /// Names that the fork changed and that were left alone.
     pub left_out: u64,
+    /// Those of them that are indexes of git.
+    pub indexes: u64,
     /// The destination was as the base of the fork.
     pub is_forward: bool,
     /// The state of the kernel's caches that is out of date.
@@ -101,6 +103,7 @@ impl Merged {
             names: plan.steps.iter().map(name).collect(),
             conflicts: plan.conflicts.clone(),
             left_out: plan.left_out,
+            indexes: plan.indexes,
             is_forward: plan.is_forward,
             stale: Vec::new(),
         }

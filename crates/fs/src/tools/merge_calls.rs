@@ -78,6 +78,8 @@ pub struct ToldMerge {
     pub is_forward: bool,
     /// Names that were left alone though the fork changed them.
     pub left_out: u64,
+    /// Those of them that are indexes of git.
+    pub indexes: u64,
     /// Conflicts, and behind them the names that change: the number of all of them.
     pub count: u64,
     /// The number of conflicts.
@@ -121,6 +123,7 @@ impl MergeRequest {
             is_done: merged.is_done,
             is_forward: merged.is_forward,
             left_out: merged.left_out,
+            indexes: merged.indexes,
             count: (merged.conflicts.len() + merged.names.len()) as u64,
             conflicts: merged.conflicts.len() as u64,
             names: Vec::new(),

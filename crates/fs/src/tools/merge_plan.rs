@@ -152,6 +152,8 @@ pub(crate) struct MergePlan {
     pub(crate) conflicts: Vec<Conflict>,
     /// Names that the fork changed and that are left out.
     pub(crate) left_out: u64,
+    /// Those of them that are indexes of git.
+    pub(crate) indexes: u64,
     /// Files whose texts were merged by lines.
     pub(crate) texts: u64,
     /// The destination is as the base, but for names that are left out.
@@ -237,6 +239,19 @@ fn contents_differ(a: Named<'_>, b: Named<'_>) -> Result<bool> {
     }
 }
 
+/// Whether a path is that of git's index in the repository of a tree, or of a worktree or submodule
+/// of it. An index tells of a working tree: each tree has its own.
+fn is_git_index(path: &[u8]) -> bool {
+    let Some(below) = path.strip_prefix(b".git/") else {
+        return false;
+    };
+    let at = below.iter().rposition(|&byte| byte == b'/');
+    let (dir, name) = below.split_at(at.map_or(0, |at| at + 1));
+    let is_repository =
+        dir.is_empty() || dir.starts_with(b"worktrees/") || dir.starts_with(b"modules/");
+    is_repository && (name == b"index" || name.starts_with(b"sharedindex."))
+}
+
 /// Whether two objects are equal but for times, and but for the names in them.
 fn are_equal(a: Named<'_>, b: Named<'_>) -> Result<bool> {
     Ok(Look::of(&a.1.record) == Look::of(&b.1.record)
@@ -288,7 +303,10 @@ impl Three<'_> {
         };
         let left_out = by_fork.differences.iter().filter(|one| !counts(one));
         let left_out = left_out.filter(|one| !one.path.is_empty() && !is_whole(&one.path));
-        planning.plan.left_out = left_out.count() as u64;
+        for one in left_out {
+            planning.plan.left_out += 1;
+            planning.plan.indexes += u64::from(is_git_index(&one.path));
+        }
         let mut renamed = moves(theirs.clone(), &self.base, &self.fork)?;
         renamed.retain(|from, _| !is_dir(&self.base, from).unwrap_or(true));
         let targets: BTreeSet<_> = renamed.values().cloned().collect();
