@@ -77,6 +77,15 @@ pub enum Verb {
     /// A clone of the base takes the place of the fork, atomically. The command refuses a fork that a
     /// process uses.
     Reset(Reset),
+    /// Make a fork a new one of its source, with its changes
+    ///
+    /// A new fork of the source as it is today gets the changes of the fork by a merge, and takes its
+    /// place by one rename. Names that git ignores are merged as all others: directories of them that
+    /// the fork changed come as a whole. Commits of the fork are in refs/forks/NAME/*, with NAME as
+    /// the last name of its path; HEAD and index are those of the source. After conflicts nothing is
+    /// changed, and the exit status is 1; after another failure it is 2. The command refuses a fork
+    /// that a process uses.
+    Refresh(Refresh),
     /// Bring the changes of a fork into the directory that it was made of
     ///
     /// Both sides are compared with the base of the fork. Names that only one side changed are taken
@@ -379,6 +388,19 @@ pub struct Reset {
     #[arg(short, long)]
     pub force: bool,
     /// Fork on a Ramet mount
+    pub fork: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Refresh {
+    /// Refresh also a fork that processes use: they keep the files that they have open, and their
+    /// working directories are removed ones
+    #[arg(short, long)]
+    pub force: bool,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Fork on a Ramet mount, with a base
     pub fork: PathBuf,
 }
 

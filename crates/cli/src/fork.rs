@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use ramet_fs::{ForkRequest, ToldForkChanges, check_note};
+use rustix::fs::{RenameFlags, renameat_with};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde_json::json;
@@ -30,6 +31,8 @@ struct Source<'a> {
     has_base: bool,
     /// The forks are used at their own paths.
     is_moved: bool,
+    /// The path that the fork gets afterwards, absolute and without links, if it is another one.
+    stands_at: Option<PathBuf>,
 }
 
 /// A fork that was made.
@@ -110,6 +113,7 @@ impl<'a> Forking<'a> {
                 let renumbered = settle(&repository::New {
                     src: src_then,
                     path: &target.path,
+                    stands_at: self.of.stands_at.clone(),
                     root: &target.root,
                     name,
                     is_moved: self.of.is_moved,
@@ -196,6 +200,7 @@ pub fn run(args: &args::Fork) -> Outcome {
         note: &args.note.text,
         has_base: !args.no_base,
         is_moved: true,
+        stands_at: None,
     };
     let forking = Forking::begin(of, args.name.as_deref())?;
     let mut made = Vec::new();
@@ -231,6 +236,7 @@ pub fn make_for_try(src: &Path, name: Option<&Path>, note: &str, is_moved: bool)
         note,
         has_base: true,
         is_moved,
+        stands_at: None,
     };
     let forking = Forking::begin(of, name)?;
     let mut made = None;
@@ -243,6 +249,49 @@ pub fn make_for_try(src: &Path, name: Option<&Path>, note: &str, is_moved: bool)
         None => forking.make_numbered(".try-", 1, &mut each)?,
     }
     Ok(made.expect("one fork was made"))
+}
+
+/// Makes a fork of `src` that is to take the place of the fork at `path`. It has the first free name
+/// of the form `FORK.refresh-K` until then.
+pub fn make_successor(src: &Path, path: &Path, note: &str) -> Outcome<PathBuf> {
+    let of = Source {
+        path: src,
+        note,
+        has_base: true,
+        is_moved: true,
+        stands_at: Some(absolute(path)?),
+    };
+    let forking = Forking::begin(of, Some(path))?;
+    let mut made = None;
+    let mut each = |new: Made| {
+        made = Some(new.path);
+        Ok(())
+    };
+    forking.make_numbered(".refresh-", 1, &mut each)?;
+    Ok(made.expect("one fork was made"))
+}
+
+/// Exchanges the names of the fork at `path`, which has the inode number `top`, and of the fork
+/// `other` beside it.
+pub fn exchange((path, top): (&Path, u64), other: (&Path, u64)) -> Outcome {
+    let (a, b) = (Named::known(path, top)?, Named::known(other.0, other.1)?);
+    let rename = || {
+        renameat_with(
+            &a.root.0,
+            &a.name,
+            &b.root.0,
+            &b.name,
+            RenameFlags::EXCHANGE,
+        )
+    };
+    rename().map_err(|e| mounted(path, e))?;
+    let is_right = b.root.look_at(&b.name).is_ok_and(|now| now.st_ino == top);
+    if is_right {
+        return Ok(());
+    }
+    // Somebody gave the names to others meanwhile.
+    rename().map_err(|e| mounted(path, e))?;
+    Err(a.refusal(Errno::STALE))
 }
 
 /// A fork by its path.
@@ -384,6 +433,7 @@ pub fn reset(args: &args::Reset) -> Outcome {
             None => absolute(&args.fork)?,
         },
         path: &args.fork,
+        stands_at: None,
         root: &fork.root,
         name: &fork.name,
         is_moved: true,

@@ -85,6 +85,7 @@ pub struct Known {
     pub origin: Option<PathBuf>,
     /// The path that this directory had when it was forked, if that may be told.
     pub origin_then: Option<PathBuf>,
+    pub note: String,
 }
 
 /// The fork `seen` at `path`.
@@ -100,6 +101,7 @@ pub fn known(path: &Path, seen: &Seen) -> Outcome<Known> {
     Ok(Known {
         origin: shown.origin.map(full),
         origin_then: shown.origin_then.map(full),
+        note: shown.told.note,
     })
 }
 

@@ -240,6 +240,13 @@ fn fetch_to(fork: &Path, dst: &Path, name: &str) -> Outcome {
     fetch_references(&fork, dst, &references)
 }
 
+/// Fetches the references below `refs/forks/`, under the same names. None is moved back: then
+/// nothing is fetched.
+pub fn fetch_forks(fork: &Path, dst: &Path) -> Outcome {
+    let fork = std::path::absolute(fork).map_err(|e| Failure::system(fork, e))?;
+    fetch_references(&fork, dst, &["refs/forks/*:refs/forks/*".to_owned()])
+}
+
 fn fetch_references(from: &Path, dst: &Path, references: &[String]) -> Outcome {
     let args = [
         "fetch",

@@ -40,6 +40,7 @@ mod past;
 mod policy;
 mod pressure;
 mod progress;
+mod refresh;
 mod refusal;
 mod rename;
 mod renumber;
@@ -119,6 +120,7 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Forks(args) => forks::run(&args)?,
         Verb::Drop(args) => return fork::drop_all(&args),
         Verb::Reset(args) => fork::reset(&args)?,
+        Verb::Refresh(args) => return refresh::run(&args),
         Verb::Merge(args) => return merge::run(&args),
         Verb::Try(args) => return trial::run(&args),
         Verb::Enter(args) => return enter::run(&args),

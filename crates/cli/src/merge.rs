@@ -21,7 +21,8 @@ use crate::forks;
 use crate::git;
 use crate::output::{complain, say};
 
-const CONFLICTS: u8 = 1;
+/// Exit status after conflicts.
+pub const CONFLICTS: u8 = 1;
 
 /// A fork and the directory that it is merged into.
 struct Merging<'a> {
@@ -30,6 +31,8 @@ struct Merging<'a> {
     dst: PathBuf,
     root: Root,
     how: &'a args::MergeHow,
+    /// Files that git ignores are merged as all others.
+    takes_ignored_files: bool,
 }
 
 /// Merges. The exit status is that of diff3(1): 0 if all was merged, 1 after conflicts, 2 after any
@@ -105,9 +108,39 @@ pub fn commit(fork: &Path, top: u64, how: &args::MergeHow) -> Outcome<Committed>
     })
 }
 
+/// The way in which a fork comes into its successor: with all that git ignores.
+const ALL: args::MergeHow = args::MergeHow {
+    ours: false,
+    theirs: false,
+    ignored: Ignored::Take,
+};
+
+/// Merges everything in the fork with the inode number `top` into the new fork `dst`, with the
+/// commits and the references to commits of other forks.
+pub fn into_successor((fork, top): (&Path, u64), dst: &Path) -> Outcome<Told> {
+    let merging = Merging::of_all((fork, top), dst)?;
+    let told = merging.run(false, false)?;
+    if told.merge.is_done {
+        if merging.is_git()
+            && let Err(failure) = git::fetch_forks(fork, dst)
+        {
+            complain(failure);
+        }
+        merging.fetch()?;
+    }
+    Ok(told)
+}
+
+/// Whether the fork with the inode number `top` has changes that the directory `dst` lacks, after
+/// [`into_successor`].
+pub fn has_more((fork, top): (&Path, u64), dst: &Path) -> Outcome<bool> {
+    let merging = Merging::of_all((fork, top), dst)?;
+    Ok(merging.run(true, false)?.merge.count > 0)
+}
+
 /// The outcome of a merge, with all names.
-struct Told {
-    merge: ToldMerge,
+pub struct Told {
+    pub merge: ToldMerge,
     names: Vec<ToldMergedName>,
 }
 
@@ -133,6 +166,18 @@ impl<'a> Merging<'a> {
             dst,
             root,
             how,
+            takes_ignored_files: false,
+        })
+    }
+
+    /// A merge of everything, of a fork with this number.
+    fn of_all((fork, top): (&'a Path, u64), dst: &Path) -> Outcome<Merging<'a>> {
+        let seen = Seen::at(fork)?;
+        seen.must_be(fork, top)?;
+        let merging = Merging::new((fork, seen), dst.to_owned(), &ALL)?;
+        Ok(Merging {
+            takes_ignored_files: true,
+            ..merging
         })
     }
 
@@ -224,7 +269,8 @@ impl<'a> Merging<'a> {
         }
         let ignored = git::ignored_in_both(self.fork, &self.dst)?;
         let is_taken = |path: &git::Ignored| path.is_dir && self.how.ignored == Ignored::Take;
-        let (taken, left): (Vec<_>, Vec<_>) = ignored.into_iter().partition(is_taken);
+        let (taken, mut left): (Vec<_>, Vec<_>) = ignored.into_iter().partition(is_taken);
+        left.retain(|path| path.is_dir || !self.takes_ignored_files);
         let texts = |paths: Vec<git::Ignored>| {
             let texts: BTreeSet<String> = paths.iter().map(|one| text_of_path(&one.path)).collect();
             texts.into_iter().collect()
@@ -260,7 +306,7 @@ impl Told {
     }
 
     /// Tells each name.
-    fn say_names(&self) -> Outcome {
+    pub fn say_names(&self) -> Outcome {
         for name in &self.names {
             let path = escaped(&bytes_of(&name.path)?);
             match name.is_conflict {
@@ -285,7 +331,8 @@ impl Told {
         Ok(())
     }
 
-    fn json(&self) -> Outcome<Value> {
+    /// The same as JSON.
+    pub fn json(&self) -> Outcome<Value> {
         let (mut names, mut conflicts) = (Vec::new(), Vec::new());
         for name in &self.names {
             let path = bytes_of(&name.path)?;

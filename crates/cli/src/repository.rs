@@ -95,6 +95,8 @@ pub struct New<'a> {
     /// paths that begin with it.
     pub src: PathBuf,
     pub path: &'a Path,
+    /// The path that it gets afterwards, absolute and without links, if it is another one.
+    pub stands_at: Option<PathBuf>,
     /// The directory that has it, and its name there.
     pub root: &'a Root,
     pub name: &'a OsStr,
@@ -114,7 +116,10 @@ pub fn settle(new: &New<'_>) -> Outcome<Vec<Renumbered>> {
     let repositories = drop_locks(&git).map_err(failed)?;
     let places = Places {
         src: new.src.clone(),
-        fork: resolve::path_of(&top).map_err(failed)?,
+        fork: match &new.stands_at {
+            Some(path) => path.clone(),
+            None => resolve::path_of(&top).map_err(failed)?,
+        },
         is_moved: new.is_moved,
     };
     let worktrees = places.settle_worktrees(&top, &git).map_err(failed)?;
@@ -322,13 +327,14 @@ const FETCHED: [&str; 10] = [
 ];
 
 /// The first thing in the repository of a fork that the repository of `dst` lacks though the
-/// branches were fetched: a reference that is no branch, or a file. Objects of submodules and of
-/// extensions are files.
-pub fn unfetched(fork: &Path, dst: &Path) -> Outcome<Option<String>> {
+/// branches, and references that begin with one of `fetched`, were fetched: another reference, or a
+/// file. Objects of submodules and of extensions are files.
+pub fn unfetched(fork: &Path, dst: &Path, fetched: &[&str]) -> Outcome<Option<String>> {
     let theirs = git::references(dst)?;
     for (name, object) in git::references(fork)? {
-        let is_branch = name.starts_with(b"refs/heads/");
-        if !is_branch && theirs.get(&name) != Some(&object) {
+        let mut fetched = fetched.iter().chain(&["refs/heads/"]);
+        let is_fetched = fetched.any(|prefix| name.starts_with(prefix.as_bytes()));
+        if !is_fetched && theirs.get(&name) != Some(&object) {
             return Ok(Some(String::from_utf8_lossy(&name).into_owned()));
         }
     }

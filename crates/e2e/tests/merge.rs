@@ -285,3 +285,138 @@ fn repositories_are_fetched_and_ignored_names_stay() {
         "a file alone is not taken"
     );
 }
+
+#[test]
+fn a_refreshed_fork_has_the_changes_of_both() {
+    for transport in TRANSPORTS {
+        let bed = Bed::new("256M");
+        let mount = bed.mount(&["-o", transport]);
+        let pair = Pair { mount: &mount };
+        for name in ["both", "theirs", "ours", "gone", "sub/kept"] {
+            pair.write(&format!("src/{name}"), "base\n");
+        }
+        done(&[
+            "fork",
+            "--note",
+            "text",
+            &pair.text("src"),
+            &pair.text("fork"),
+        ]);
+        pair.write("fork/theirs", "fork's\n");
+        pair.write("fork/new/file", "fork's\n");
+        pair.write("fork/both", "fork's\n");
+        pair.write("src/ours", "source's\n");
+        pair.write("src/both", "source's\n");
+        fs::remove_file(pair.path("src/gone")).unwrap();
+        // A conflict leaves the fork as it is, also its number.
+        let number = |name: &str| fs::metadata(pair.path(name)).unwrap().ino();
+        let before = number("fork");
+        let (code, told) = status(&["refresh", &pair.text("fork")]);
+        assert_eq!(code, 1, "{told}");
+        assert!(told.contains("conflict   both"), "{told}");
+        assert_eq!(number("fork"), before);
+        assert_eq!(pair.read("fork/ours"), "base\n");
+        let names = || {
+            let all = fs::read_dir(mount.root()).unwrap();
+            let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+            let mut all: Vec<_> = all.map(name).collect();
+            all.sort();
+            all
+        };
+        assert_eq!(names(), ["fork", "src"]);
+        pair.write("src/both", "base\n");
+        // A process that works in it.
+        let mut shell = Shell::new(&pair.path("fork"), "true");
+        let (code, told) = status(&["refresh", &pair.text("fork")]);
+        assert_eq!(code, 2, "{told}");
+        assert!(told.contains("in use by"), "{told}");
+        assert_eq!((number("fork"), names().len()), (before, 2));
+        shell.go_on();
+        drop(shell);
+        let told = done(&["refresh", "--json", &pair.text("fork")]);
+        let told: Value = serde_json::from_str(&told).unwrap();
+        assert_eq!(told["merged"], true, "{told}");
+        assert_eq!(told["kept"], Value::Null, "{told}");
+        assert_eq!(names(), ["fork", "src"], "nothing is left beside it");
+        assert_ne!(number("fork"), before);
+        for (name, content) in [
+            ("both", "fork's\n"),
+            ("theirs", "fork's\n"),
+            ("new/file", "fork's\n"),
+            ("ours", "source's\n"),
+            ("sub/kept", "base\n"),
+        ] {
+            assert_eq!(pair.read(&format!("fork/{name}")), content, "{name}");
+        }
+        assert!(!pair.path("fork/gone").exists());
+        assert_eq!(pair.read("src/theirs"), "base\n", "the source is untouched");
+        // It is a fork of the source, whose base is the source of today.
+        let forks = done(&["forks", "--json", &pair.text("fork")]);
+        let forks: Value = serde_json::from_str(&forks).unwrap();
+        assert_eq!(forks[0]["note"], "text");
+        assert_eq!(forks[0]["origin"], pair.text("src"));
+        assert_eq!(forks[0]["changed"], 3, "{forks}");
+        done(&["merge", "--ff-only", &pair.text("fork")]);
+        assert_eq!(pair.read("src/both"), "fork's\n");
+        let (code, told) = status(&["refresh", &pair.text("src")]);
+        assert_eq!(code, 2, "{told}");
+        assert!(told.contains("is no fork"), "{told}");
+        done(&["fork", "--no-base", &pair.text("src"), &pair.text("bare")]);
+        let (code, told) = status(&["refresh", &pair.text("bare")]);
+        assert_eq!(code, 2, "{told}");
+        assert!(told.contains("has no base"), "{told}");
+        assert_eq!(names(), ["bare", "fork", "src"]);
+        mount.umount();
+        bed.fsck();
+    }
+}
+
+#[test]
+fn a_refresh_keeps_commits_and_ignored_names() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let pair = Pair { mount: &mount };
+    pair.write("src/.gitignore", "target\n.env\n");
+    pair.write("src/tracked", "base\n");
+    pair.git("src", &["init", "-q", "-b", "main"]);
+    pair.git("src", &["add", "."]);
+    pair.git("src", &["commit", "-q", "-m", "first"]);
+    pair.write("src/target/built", "old");
+    pair.fork();
+    pair.write("fork/tracked", "changed\n");
+    pair.git("fork", &["commit", "-q", "-a", "-m", "of the fork"]);
+    pair.write("fork/target/built", "fork's");
+    pair.write("fork/.env", "secret");
+    pair.write("src/later", "source's\n");
+    pair.git("src", &["add", "."]);
+    pair.git("src", &["commit", "-q", "-m", "of the source"]);
+    let of = |dir: &str, name: &str| pair.git(dir, &["rev-parse", name]);
+    let (theirs, ours) = (of("fork", "HEAD"), of("src", "HEAD"));
+    let (code, told) = status(&["refresh", &pair.text("fork")]);
+    assert_eq!((code, told.contains("ramet: ")), (0, false), "{told}");
+    assert_eq!(of("fork", "HEAD"), ours);
+    assert_eq!(of("fork", "refs/forks/fork/main"), theirs);
+    assert_eq!(pair.read("fork/target/built"), "fork's");
+    assert_eq!(pair.read("fork/.env"), "secret");
+    assert_eq!(pair.read("fork/later"), "source's\n");
+    assert_eq!(pair.git("fork", &["status", "--porcelain"]), " M tracked\n");
+    // References of the first time come along. A tag, which no fetch brings, keeps the fork as it was.
+    pair.git("fork", &["commit", "-q", "-a", "-m", "once more"]);
+    let second = of("fork", "HEAD");
+    let (code, told) = status(&["refresh", &pair.text("fork")]);
+    assert_eq!(code, 0, "{told}");
+    let all = pair.git(
+        "fork",
+        &["for-each-ref", "--format=%(objectname)", "refs/forks"],
+    );
+    for commit in [&theirs, &second] {
+        assert!(all.contains(commit.trim()), "{all}");
+    }
+    assert!(!pair.path("fork.refresh-1").exists(), "{told}");
+    pair.git("fork", &["tag", "mine"]);
+    let (code, told) = status(&["refresh", &pair.text("fork")]);
+    assert_eq!(code, 0, "{told}");
+    assert!(told.contains("refs/tags/mine"), "{told}");
+    assert!(pair.path("fork.refresh-1").exists(), "{told}");
+    pair.git("fork", &["fsck", "--strict"]);
+}
