@@ -29,6 +29,8 @@
 
 mod check;
 mod clone;
+#[cfg(test)]
+mod condense_tests;
 mod counters;
 mod depth;
 mod error;

@@ -153,18 +153,37 @@ fn unwritten_clones_stay_shared_while_other_ranges_are_condensed() {
 }
 
 #[test]
-fn a_volume_without_clones_and_removals_has_nothing_to_condense() {
+fn ranges_that_take_no_more_than_they_show_are_left_alone() {
+    const SOURCES: usize = 8;
+    const COPIES: usize = 3;
     let tree = tree();
-    for round in 0..20 {
+    for source in 0..SOURCES {
         let mut batch = Batch::new();
-        for file in 0..2000 {
-            batch.put(
-                format!("a/{:06}", (file * 7919 + round * 13) % 20_000),
-                value((file + round) as u64, 128),
-            );
+        for file in 0..FILES {
+            batch.put(format!("a/{source}/{file:04}"), value(file as u64, 512));
+        }
+        tree.apply(batch).unwrap();
+    }
+    tree.checkpoint().unwrap();
+    for copy in 0..COPIES * SOURCES {
+        let source = copy % SOURCES;
+        let mut batch = Batch::new();
+        batch.clone_prefix(format!("a/{source}/"), format!("c/{copy:02}/"));
+        tree.apply(batch).unwrap();
+    }
+    tree.checkpoint().unwrap();
+    tree.checkpoint().unwrap();
+    for part in 0..2 {
+        let mut batch = Batch::new();
+        for key in 0..2000 {
+            batch.put(format!("z/{part}/{key:04}"), value(key, 512));
         }
         tree.apply(batch).unwrap();
         tree.checkpoint().unwrap();
     }
-    assert_eq!(tree.stats().counts.condensed_written_bytes, 0);
+    // A pass was due: ranges became edges, and the nodes take more than four leaves.
+    let stats = tree.stats();
+    assert!(stats.paths[StructuralPath::Conversions] >= 16);
+    assert!(stats.allocated_bytes > 5 * (128 << 10));
+    assert_eq!(stats.counts.condensed_written_bytes, 0);
 }

@@ -359,7 +359,7 @@ impl<'a> Condenser<'a> {
 
     /// Bytes of the nodes below some edges that belong to these edges: those of a node are divided
     /// by its references. It stops once they are more than `most`.
-    fn kept_bytes(
+    pub(crate) fn kept_bytes(
         &mut self,
         (node, edges): (&Skeleton, Range<usize>),
         share: f64,
