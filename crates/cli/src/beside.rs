@@ -104,7 +104,7 @@ impl Live {
             // to say where Yama is not.
             let _ = set_ptracer(PTracer::ProcessID(daemon));
         }
-        if let Err(e) = self.root.ask_snapshots(&request) {
+        if let Err(e) = self.ask(&request) {
             drop(connection);
             if made.is_at(&plan.dir) {
                 // The failure of the daemon is told in any case.
@@ -115,6 +115,18 @@ impl Live {
         // Only root may do this, and the mount works without.
         let _ = ramet_fuse::set_read_ahead(&plan.dir);
         Ok(())
+    }
+
+    /// Asks the daemon to serve a mount. A daemon that answers requests already may be about to learn
+    /// its place.
+    fn ask(&self, request: &SnapshotRequest) -> rustix::io::Result<()> {
+        let begin = Instant::now();
+        loop {
+            match self.root.ask_snapshots(request) {
+                Err(Errno::NOTCONN) if begin.elapsed() < MOUNTING => thread::sleep(PAUSE),
+                asked => return asked.map(drop),
+            }
+        }
     }
 
     /// The reason why the daemon does not serve the mount.
@@ -140,15 +152,19 @@ impl Live {
 }
 
 /// Has other commands wait that are about to mount on `dir`, as long as the result lives. Two mounts
-/// at a time could not tell which of them is whose.
+/// at a time could not tell which of them is whose, and then one fails. Another user who holds the
+/// lock keeps nobody from mounting.
 fn alone_at(dir: &Path) -> Outcome<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let place = rustix::fs::open(dir, flags, Mode::empty());
     let place = place.map_err(|e| Failure::system(dir, e))?;
     let begin = Instant::now();
     while let Err(e) = rustix::fs::flock(&place, FlockOperation::NonBlockingLockExclusive) {
-        if e != Errno::WOULDBLOCK || begin.elapsed() > PATIENCE {
+        if e != Errno::WOULDBLOCK {
             return Err(Failure::system(dir, e));
+        }
+        if begin.elapsed() > PATIENCE {
+            break;
         }
         thread::sleep(PAUSE);
     }

@@ -25,6 +25,8 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use ramet_fuse::mountinfo::{self, Device};
 use ramet_fuse::{Connection, LIVE, Told};
@@ -36,6 +38,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use rustix::process::Signal;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 use crate::args::Watch;
 use crate::detach::detach;
@@ -104,7 +107,12 @@ type Standing = BTreeMap<u64, Connection>;
 
 /// Waits for the end of the daemon at the other end of the standard input.
 pub fn watch(dir: &Path, task: Watch, views: Option<&Path>) -> Outcome {
-    // A signal to the daemon and everything that it started must not end the watcher too.
+    // A signal to the daemon and everything that it started must not end the watcher too: by its
+    // terminal, or by its control group, as at the end of a service.
+    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
+        let noted = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal, noted).map_err(|e| Failure::at(dir, e))?;
+    }
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "the watcher stays in the session of its daemon");
     }

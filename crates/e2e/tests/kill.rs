@@ -4,8 +4,9 @@
 
 use std::time::Duration;
 
-use ramet_e2e::{Bed, connections_of, crash, kill_and_wait, number, run, seeded};
+use ramet_e2e::{Bed, connections_of, crash, kill_and_wait, number, run, seeded, until};
 use rand::Rng;
+use rustix::process::{Pid, Signal, kill_process};
 
 #[test]
 fn acknowledged_changes_survive_a_killed_daemon() {
@@ -54,12 +55,36 @@ fn acknowledged_changes_survive_a_killed_daemon() {
     bed.fsck();
 }
 
+/// The child of a process that has a handler of a signal, once it has one.
+fn child_that_catches(signal: Signal, parent: Pid) -> Pid {
+    let found = || {
+        let processes = std::fs::read_dir("/proc").ok()?;
+        let statuses = processes.flatten().filter_map(|process| {
+            let status = std::fs::read_to_string(process.path().join("status")).ok()?;
+            let field = |name: &str| {
+                let line = status.lines().find_map(|line| line.strip_prefix(name));
+                line.map(|value| value.trim().to_owned())
+            };
+            let caught = u64::from_str_radix(&field("SigCgt:")?, 16).ok()?;
+            let is_it = field("PPid:")? == parent.as_raw_pid().to_string()
+                && caught >> (signal.as_raw() - 1) & 1 == 1;
+            is_it.then(|| field("Pid:")?.parse().ok()).flatten()
+        });
+        statuses.filter_map(Pid::from_raw).next()
+    };
+    until("a child has a handler", || found().is_some());
+    found().expect("it has one")
+}
+
 #[test]
 fn requests_to_a_killed_daemon_fail_while_its_connection_is_held() {
     let bed = Bed::new("256M");
     let mount = bed.mount(&[]);
     let held = connections_of(mount.pid());
     assert_ne!(held.len(), 0);
+    // The end of a service is a signal to each process of it, and then another one for the daemon.
+    let watcher = child_that_catches(Signal::TERM, mount.pid());
+    kill_process(watcher, Signal::TERM).unwrap();
     mount.kill_daemon();
     let path = mount.root().join("any");
     let path = path.to_str().unwrap();
