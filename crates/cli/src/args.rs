@@ -82,9 +82,10 @@ pub enum Verb {
     /// A new fork of the source as it is today gets the changes of the fork by a merge, and takes its
     /// place by one rename. Names that git ignores are merged as all others: directories of them that
     /// the fork changed come as a whole. Commits of the fork are in refs/forks/NAME/*, with NAME as
-    /// the last name of its path; HEAD and index are those of the source. After conflicts nothing is
-    /// changed, and the exit status is 1; after another failure it is 2. The command refuses a fork
-    /// that a process uses.
+    /// the last name of its path; HEAD and index are those of the source. The fork as it was stays,
+    /// with the name FORK.refresh-K, until it is dropped. After conflicts nothing is changed, and the
+    /// exit status is 1; after another failure it is 2. The command refuses a fork that a process
+    /// uses.
     Refresh(Refresh),
     /// Bring the changes of a fork into the directory that it was made of
     ///
@@ -393,8 +394,7 @@ pub struct Reset {
 
 #[derive(Debug, Args)]
 pub struct Refresh {
-    /// Refresh also a fork that processes use: they keep the files that they have open, and their
-    /// working directories are removed ones
+    /// Refresh also a fork that processes use: they go on in the fork as it was
     #[arg(short, long)]
     pub force: bool,
     /// Print as JSON

@@ -152,8 +152,8 @@ impl Live {
 }
 
 /// Has other commands wait that are about to mount on `dir`, as long as the result lives. Two mounts
-/// at a time could not tell which of them is whose, and then one fails. Another user who holds the
-/// lock keeps nobody from mounting.
+/// at a time could not be told apart, and then one fails. A lock that another user holds for long
+/// keeps nobody from mounting.
 fn alone_at(dir: &Path) -> Outcome<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let place = rustix::fs::open(dir, flags, Mode::empty());

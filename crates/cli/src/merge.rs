@@ -131,13 +131,6 @@ pub fn into_successor((fork, top): (&Path, u64), dst: &Path) -> Outcome<Told> {
     Ok(told)
 }
 
-/// Whether the fork with the inode number `top` has changes that the directory `dst` lacks, after
-/// [`into_successor`].
-pub fn has_more((fork, top): (&Path, u64), dst: &Path) -> Outcome<bool> {
-    let merging = Merging::of_all((fork, top), dst)?;
-    Ok(merging.run(true, false)?.merge.count > 0)
-}
-
 /// The outcome of a merge, with all names.
 pub struct Told {
     pub merge: ToldMerge,

@@ -1,31 +1,31 @@
 //! `ramet refresh`: a fork becomes a new fork of its source, with its own changes merged in.
 //!
 //! A new fork of the source gets the changes of the fork, and then the two exchange their names by
-//! one rename. Until then the fork is untouched. A command that is killed leaves both: the one of
-//! them that is no longer wanted has the name `FORK.refresh-K`.
-//!
-//! The fork as it was is dropped in the end, unless it has something that the new one lacks.
+//! one rename. Until then the fork is untouched. From then on the fork as it was has the name
+//! `FORK.refresh-K`, and stays: nothing proves that its successor has all of it. Contents that only
+//! git's index has, commits that only a reflog names, and changes of that time are there. A command
+//! that is killed leaves both, too.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use rustix::fs::{Gid, Mode, OFlags, Stat, Uid};
 use serde_json::json;
 
 use crate::args;
 use crate::control::Seen;
 use crate::failure::{Failure, Outcome, status};
 use crate::output::{complain, say};
-use crate::{fork, forks, git, merge, repository};
+use crate::{fork, forks, merge};
 
 /// Refreshes. The exit status is that of `ramet merge`: 1 after conflicts, 2 after any other failure.
 pub fn run(args: &args::Refresh) -> Outcome<u8> {
     refresh(args).map_err(|failure| failure.with_status(status::DIFF_TROUBLE))
 }
 
-/// A fork by its path and its inode number.
-type Known<'a> = (&'a Path, u64);
-
 fn refresh(args: &args::Refresh) -> Outcome<u8> {
-    let path: &Path = &args.fork;
+    // A slash at the end would ask for a successor within the fork.
+    let path = std::path::absolute(&args.fork).map_err(|e| Failure::system(&args.fork, e))?;
+    let path: &Path = &path.components().collect::<PathBuf>();
     let seen = Seen::at(path)?;
     let old = (path, seen.stat.st_ino);
     let known = forks::known(path, &seen)?;
@@ -49,45 +49,30 @@ fn refresh(args: &args::Refresh) -> Outcome<u8> {
         say_all(args, &told, None)?;
         return Ok(merge::CONFLICTS);
     }
+    take_over(new.0, &seen.stat).inspect_err(|_| discard())?;
     if !args.force {
         fork::must_be_unused(path, old.1).inspect_err(|_| discard())?;
     }
     fork::exchange(old, new).inspect_err(|_| discard())?;
-    // From here on the two have each other's path.
-    let before = (new.0, old.1);
-    let kept = match left_behind(before, path, told.merge.left_out) {
-        Ok(None) => fork::drop_known(before.0, before.1, args.force).err(),
-        Ok(Some(why)) => Some(Failure::at(path, why)),
-        Err(failure) => Some(failure),
-    };
-    if let Some(why) = &kept {
-        let shown = before.0.display();
-        complain(format_args!(
-            "refreshed, and the fork as it was is kept as {shown}: {why}"
-        ));
-    }
-    say_all(args, &told, kept.is_some().then_some(before.0))?;
+    // From here on the fork as it was has the path of its successor.
+    say_all(args, &told, Some(new.0))?;
     Ok(0)
 }
 
-/// The reason for which the fork as it was has something that its successor at `path` lacks, if it
-/// has. The merge left so many of its names alone.
-fn left_behind(before: Known<'_>, path: &Path, left_out: u64) -> Outcome<Option<String>> {
-    if merge::has_more(before, path)? {
-        return Ok(Some("a program changed it meanwhile".to_owned()));
-    }
-    let in_git = fork::changes_of(before.0, before.1)?.in_git;
-    if left_out > in_git {
-        let count = left_out - in_git;
-        return Ok(Some(format!(
-            "{count} names of repositories in it were left alone"
-        )));
-    }
-    if in_git == 0 || !git::has_repository(before.0) {
-        return Ok(None);
-    }
-    let unfetched = repository::unfetched(before.0, path, &["refs/forks/"])?;
-    Ok(unfetched.map(|name| format!("{name} of its repository was not fetched")))
+/// Gives the directory at `top` owner, group and mode of the fork that it replaces: the source may
+/// let others in.
+fn take_over(top: &Path, of: &Stat) -> Outcome {
+    let change = || {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let top = rustix::fs::open(top, flags, Mode::empty())?;
+        let now = rustix::fs::fstat(&top)?;
+        if (now.st_uid, now.st_gid) != (of.st_uid, of.st_gid) {
+            let (user, group) = (Uid::from_raw(of.st_uid), Gid::from_raw(of.st_gid));
+            rustix::fs::fchown(&top, Some(user), Some(group))?;
+        }
+        rustix::fs::fchmod(&top, Mode::from_raw_mode(of.st_mode))
+    };
+    change().map_err(|e| Failure::system(top, e))
 }
 
 fn say_all(args: &args::Refresh, told: &merge::Told, kept: Option<&Path>) -> Outcome {
@@ -95,7 +80,11 @@ fn say_all(args: &args::Refresh, told: &merge::Told, kept: Option<&Path>) -> Out
         complain("conflicts: the fork is as it was");
     }
     if !args.json {
-        return told.say_names();
+        told.say_names()?;
+        return match kept {
+            Some(kept) => say!("the fork as it was is {}", kept.display()),
+            None => Ok(()),
+        };
     }
     let mut all = told.json()?;
     all["kept"] = json!(kept.map(|path| path.to_string_lossy()));

@@ -327,14 +327,13 @@ const FETCHED: [&str; 10] = [
 ];
 
 /// The first thing in the repository of a fork that the repository of `dst` lacks though the
-/// branches, and references that begin with one of `fetched`, were fetched: another reference, or a
-/// file. Objects of submodules and of extensions are files.
-pub fn unfetched(fork: &Path, dst: &Path, fetched: &[&str]) -> Outcome<Option<String>> {
+/// branches were fetched: a reference that is no branch, or a file. Objects of submodules and of
+/// extensions are files.
+pub fn unfetched(fork: &Path, dst: &Path) -> Outcome<Option<String>> {
     let theirs = git::references(dst)?;
     for (name, object) in git::references(fork)? {
-        let mut fetched = fetched.iter().chain(&["refs/heads/"]);
-        let is_fetched = fetched.any(|prefix| name.starts_with(prefix.as_bytes()));
-        if !is_fetched && theirs.get(&name) != Some(&object) {
+        let is_branch = name.starts_with(b"refs/heads/");
+        if !is_branch && theirs.get(&name) != Some(&object) {
             return Ok(Some(String::from_utf8_lossy(&name).into_owned()));
         }
     }

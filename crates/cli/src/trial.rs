@@ -188,7 +188,7 @@ impl Made<'_> {
             let why = format!("{count} names that git ignores were left alone");
             return Ok(Some(why));
         }
-        let unfetched = repository::unfetched(self.path, dst, &[])?;
+        let unfetched = repository::unfetched(self.path, dst)?;
         Ok(unfetched.map(|name| format!("{name} of its repository was not fetched")))
     }
 }

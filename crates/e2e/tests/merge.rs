@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -333,12 +333,19 @@ fn a_refreshed_fork_has_the_changes_of_both() {
         assert_eq!((number("fork"), names().len()), (before, 2));
         shell.go_on();
         drop(shell);
-        let told = done(&["refresh", "--json", &pair.text("fork")]);
+        // Others see no more of it than before, and a slash at its end changes nothing.
+        let private = fs::Permissions::from_mode(0o700);
+        fs::set_permissions(pair.path("fork"), private).unwrap();
+        let told = done(&["refresh", "--json", &format!("{}/", pair.text("fork"))]);
         let told: Value = serde_json::from_str(&told).unwrap();
         assert_eq!(told["merged"], true, "{told}");
-        assert_eq!(told["kept"], Value::Null, "{told}");
-        assert_eq!(names(), ["fork", "src"], "nothing is left beside it");
-        assert_ne!(number("fork"), before);
+        assert_eq!(told["kept"], pair.text("fork.refresh-1"), "{told}");
+        assert_eq!(names(), ["fork", "fork.refresh-1", "src"]);
+        assert_eq!(number("fork.refresh-1"), before);
+        assert_eq!(pair.read("fork.refresh-1/ours"), "base\n");
+        let mode = |name: &str| fs::metadata(pair.path(name)).unwrap().mode() & 0o777;
+        assert_eq!((mode("fork"), mode("src")), (0o700, 0o755));
+        done(&["drop", &pair.text("fork.refresh-1")]);
         for (name, content) in [
             ("both", "fork's\n"),
             ("theirs", "fork's\n"),
@@ -355,7 +362,8 @@ fn a_refreshed_fork_has_the_changes_of_both() {
         let forks: Value = serde_json::from_str(&forks).unwrap();
         assert_eq!(forks[0]["note"], "text");
         assert_eq!(forks[0]["origin"], pair.text("src"));
-        assert_eq!(forks[0]["changed"], 3, "{forks}");
+        // Three names, and the mode of the top.
+        assert_eq!(forks[0]["changed"], 4, "{forks}");
         done(&["merge", "--ff-only", &pair.text("fork")]);
         assert_eq!(pair.read("src/both"), "fork's\n");
         let (code, told) = status(&["refresh", &pair.text("src")]);
@@ -400,7 +408,7 @@ fn a_refresh_keeps_commits_and_ignored_names() {
     assert_eq!(pair.read("fork/.env"), "secret");
     assert_eq!(pair.read("fork/later"), "source's\n");
     assert_eq!(pair.git("fork", &["status", "--porcelain"]), " M tracked\n");
-    // References of the first time come along. A tag, which no fetch brings, keeps the fork as it was.
+    // References of the first time come along.
     pair.git("fork", &["commit", "-q", "-a", "-m", "once more"]);
     let second = of("fork", "HEAD");
     let (code, told) = status(&["refresh", &pair.text("fork")]);
@@ -412,11 +420,10 @@ fn a_refresh_keeps_commits_and_ignored_names() {
     for commit in [&theirs, &second] {
         assert!(all.contains(commit.trim()), "{all}");
     }
-    assert!(!pair.path("fork.refresh-1").exists(), "{told}");
-    pair.git("fork", &["tag", "mine"]);
-    let (code, told) = status(&["refresh", &pair.text("fork")]);
-    assert_eq!(code, 0, "{told}");
-    assert!(told.contains("refs/tags/mine"), "{told}");
-    assert!(pair.path("fork.refresh-1").exists(), "{told}");
+    // The commits are also where they were, in the fork as it was.
+    for (kept, head) in [("fork.refresh-1", &theirs), ("fork.refresh-2", &second)] {
+        assert_eq!(&of(kept, "HEAD"), head, "{told}");
+        assert!(told.contains(kept) || kept == "fork.refresh-1", "{told}");
+    }
     pair.git("fork", &["fsck", "--strict"]);
 }
