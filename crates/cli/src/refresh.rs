@@ -9,6 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Gid, Mode, OFlags, Stat, Uid};
+use rustix::io::Errno;
 use serde_json::json;
 
 use crate::args;
@@ -43,13 +44,15 @@ fn refresh(args: &args::Refresh) -> Outcome<u8> {
             complain(failure);
         }
     };
+    // The source may let others in. This user has to get in, for now.
+    take_over(new, &seen.stat, Mode::RWXU).inspect_err(|_| discard())?;
     let told = merge::into_successor(old, new.0).inspect_err(|_| discard())?;
     if !told.merge.is_done {
         discard();
         say_all(args, &told, None)?;
         return Ok(merge::CONFLICTS);
     }
-    take_over(new.0, &seen.stat).inspect_err(|_| discard())?;
+    take_over(new, &seen.stat, Mode::empty()).inspect_err(|_| discard())?;
     if !args.force {
         fork::must_be_unused(path, old.1).inspect_err(|_| discard())?;
     }
@@ -59,20 +62,23 @@ fn refresh(args: &args::Refresh) -> Outcome<u8> {
     Ok(0)
 }
 
-/// Gives the directory at `top` owner, group and mode of the fork that it replaces: the source may
-/// let others in.
-fn take_over(top: &Path, of: &Stat) -> Outcome {
+/// Gives the directory at `path`, with the inode number `ino`, owner and group of the fork that it
+/// replaces, and the mode of that one with some `more` bits.
+fn take_over((path, ino): (&Path, u64), of: &Stat, more: Mode) -> Outcome {
     let change = || {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let top = rustix::fs::open(top, flags, Mode::empty())?;
+        let top = rustix::fs::open(path, flags, Mode::empty())?;
         let now = rustix::fs::fstat(&top)?;
+        if now.st_ino != ino {
+            return Err(Errno::STALE);
+        }
         if (now.st_uid, now.st_gid) != (of.st_uid, of.st_gid) {
             let (user, group) = (Uid::from_raw(of.st_uid), Gid::from_raw(of.st_gid));
             rustix::fs::fchown(&top, Some(user), Some(group))?;
         }
-        rustix::fs::fchmod(&top, Mode::from_raw_mode(of.st_mode))
+        rustix::fs::fchmod(&top, Mode::from_raw_mode(of.st_mode) | more)
     };
-    change().map_err(|e| Failure::system(top, e))
+    change().map_err(|e| Failure::system(path, e))
 }
 
 fn say_all(args: &args::Refresh, told: &merge::Told, kept: Option<&Path>) -> Outcome {
