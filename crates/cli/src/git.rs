@@ -144,6 +144,13 @@ pub fn references(dir: &Path) -> Outcome<BTreeMap<Vec<u8>, Vec<u8>>> {
     Ok(lines.filter_map(one).collect())
 }
 
+/// The commit that HEAD of a repository leads to, if there is one.
+pub fn head(dir: &Path) -> Option<Vec<u8>> {
+    let args = ["rev-parse", "--verify", "--quiet", "HEAD"];
+    let out = run(dir, &args.map(OsStr::new)).ok()?;
+    Some(out.stdout.trim_ascii_end().to_vec())
+}
+
 fn paths_of(out: &Output) -> impl Iterator<Item = &[u8]> {
     let paths = out.stdout.split(|&byte| byte == 0);
     paths.filter(|path| !path.is_empty())
@@ -231,10 +238,9 @@ pub fn fetch(fork: &Path, dst: &Path, name: &OsStr) -> Outcome {
 }
 
 fn fetch_to(fork: &Path, dst: &Path, name: &str) -> Outcome {
-    let head = ["rev-parse", "--verify", "--quiet", "HEAD"].map(OsStr::new);
     let fork = std::path::absolute(fork).map_err(|e| Failure::system(fork, e))?;
     let mut references = vec![format!("refs/heads/*:refs/forks/{name}/*")];
-    if run(&fork, &head).is_ok() {
+    if head(&fork).is_some() {
         references.push(format!("HEAD:refs/forks/{name}/HEAD"));
     }
     fetch_references(&fork, dst, &references)

@@ -6,6 +6,7 @@
 //! may own them.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -327,13 +328,19 @@ const FETCHED: [&str; 10] = [
 ];
 
 /// The first thing in the repository of a fork that the repository of `dst` lacks though the
-/// branches were fetched: a reference that is no branch, or a file. Objects of submodules and of
-/// extensions are files.
+/// branches were fetched: a commit of a branch or of HEAD, another reference, or a file. Objects of
+/// submodules and of extensions are files.
 pub fn unfetched(fork: &Path, dst: &Path) -> Outcome<Option<String>> {
     let theirs = git::references(dst)?;
-    for (name, object) in git::references(fork)? {
-        let is_branch = name.starts_with(b"refs/heads/");
-        if !is_branch && theirs.get(&name) != Some(&object) {
+    let objects: BTreeSet<&Vec<u8>> = theirs.values().collect();
+    let head = git::head(fork).map(|object| (b"HEAD".to_vec(), object));
+    for (name, object) in git::references(fork)?.into_iter().chain(head) {
+        // The fetch gave branches other names.
+        let is_fetched = match name == b"HEAD" || name.starts_with(b"refs/heads/") {
+            true => objects.contains(&object),
+            false => theirs.get(&name) == Some(&object),
+        };
+        if !is_fetched {
             return Ok(Some(String::from_utf8_lossy(&name).into_owned()));
         }
     }

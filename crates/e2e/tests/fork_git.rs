@@ -252,6 +252,20 @@ fn a_commit_keeps_a_fork_whose_repository_has_more_than_branches() {
     }
     let file = fs::read_to_string(desk.at("project/file")).expect("it is there");
     assert_eq!(file, "7\n");
+    // A branch that no fetch sees.
+    let hidden = "refs/heads/hidden";
+    desk.git("project", &["config", "transfer.hideRefs", hidden]);
+    let script = format!(
+        "git checkout -qb hidden && {git} commit -qam h && git checkout -q - && echo 8 > file"
+    );
+    let args = ["try", "--commit", &project, "--", "sh", "-c", &script];
+    let out = desk.ramet(&args);
+    assert!(
+        out.status.success() && said(&out).contains(hidden),
+        "{}",
+        said(&out)
+    );
+    desk.git("project.try-1", &["rev-parse", hidden]);
     desk.end();
 }
 
