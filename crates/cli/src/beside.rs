@@ -46,18 +46,17 @@ pub struct Live {
 impl Live {
     /// The mount of the volume, if that is open for writing and its mount is seen here.
     pub fn of(volume: &Path) -> Outcome<Option<Live>> {
-        let begin = Instant::now();
-        loop {
+        let look = || {
             let opened = FileDevice::open(volume, Access::ReadOnly);
             let Err(OpenError::Busy { process, .. }) = opened else {
-                return Ok(None);
+                return Some(Ok(None));
             };
-            let live = Live::among(mounts::all_of_volume(volume)?, process);
-            if live.is_some() || begin.elapsed() > MOUNTING {
-                return Ok(live);
+            match mounts::all_of_volume(volume) {
+                Ok(mounts) => Live::among(mounts, process).map(|live| Ok(Some(live))),
+                Err(failure) => Some(Err(failure)),
             }
-            thread::sleep(PAUSE);
-        }
+        };
+        answer_within(MOUNTING, look).unwrap_or(Ok(None))
     }
 
     /// The mount whose daemon is the process that `holds` the volume, as far as that is known.
@@ -120,13 +119,11 @@ impl Live {
     /// Asks the daemon to serve a mount. A daemon that answers requests already may be about to learn
     /// its place.
     fn ask(&self, request: &SnapshotRequest) -> rustix::io::Result<()> {
-        let begin = Instant::now();
-        loop {
-            match self.root.ask_snapshots(request) {
-                Err(Errno::NOTCONN) if begin.elapsed() < MOUNTING => thread::sleep(PAUSE),
-                asked => return asked.map(drop),
-            }
-        }
+        let ask = || match self.root.ask_snapshots(request) {
+            Err(Errno::NOTCONN) => None,
+            asked => Some(asked.map(drop)),
+        };
+        answer_within(MOUNTING, ask).unwrap_or(Err(Errno::NOTCONN))
     }
 
     /// The reason why the daemon does not serve the mount.
@@ -151,6 +148,18 @@ impl Live {
     }
 }
 
+/// Asks until there is an answer, but not for longer than `limit`.
+fn answer_within<T>(limit: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+    let begin = Instant::now();
+    loop {
+        let answer = ask();
+        if answer.is_some() || begin.elapsed() > limit {
+            return answer;
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
 /// Has other commands wait that are about to mount on `dir`, as long as the result lives. Two mounts
 /// at a time could not be told apart, and then one fails. A lock that another user holds for long
 /// keeps nobody from mounting.
@@ -158,16 +167,12 @@ fn alone_at(dir: &Path) -> Outcome<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let place = rustix::fs::open(dir, flags, Mode::empty());
     let place = place.map_err(|e| Failure::system(dir, e))?;
-    let begin = Instant::now();
-    while let Err(e) = rustix::fs::flock(&place, FlockOperation::NonBlockingLockExclusive) {
-        if e != Errno::WOULDBLOCK {
-            return Err(Failure::system(dir, e));
-        }
-        if begin.elapsed() > PATIENCE {
-            break;
-        }
-        thread::sleep(PAUSE);
-    }
+    let lock = || match rustix::fs::flock(&place, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => None,
+        locked => Some(locked),
+    };
+    let locked = answer_within(PATIENCE, lock).unwrap_or(Ok(()));
+    locked.map_err(|e| Failure::system(dir, e))?;
     match mounts::at(dir)? {
         Some(_) => Err(Failure::at(dir, "a volume is already mounted there")),
         None => Ok(place),
@@ -186,22 +191,22 @@ fn made_at(dir: &Path, fsname: &str) -> Outcome<Connection> {
 /// given it up. `served` is the process of the daemon and its number of the mount.
 pub fn unmount(dir: &Path, live: &str, served: (u32, u64)) -> Outcome {
     detach(dir, UnmountFlags::empty())?;
-    let begin = Instant::now();
-    loop {
-        match is_served(live, served) {
-            Some(false) => return Ok(()),
-            Some(true) if begin.elapsed() < PATIENCE => thread::sleep(PAUSE),
-            Some(true) => {
-                let why = "unmounted here, but its daemon still serves it: it is mounted in another \
-                           mount namespace too";
-                return Err(Failure::at(dir, why));
-            }
-            None => {
-                let why = "unmounted; the mount of its volume is not seen here, so the daemon may \
-                           keep the snapshot for longer";
-                output::complain(format_args!("{}: {why}", dir.display()));
-                return Ok(());
-            }
+    let is_seen = || match is_served(live, served) {
+        Some(true) => None,
+        seen => Some(seen.is_some()),
+    };
+    match answer_within(PATIENCE, is_seen) {
+        Some(true) => Ok(()),
+        Some(false) => {
+            let why = "unmounted; the mount of its volume is not seen here, so the daemon may keep \
+                       the snapshot for longer";
+            output::complain(format_args!("{}: {why}", dir.display()));
+            Ok(())
+        }
+        None => {
+            let why = "unmounted here, but its daemon still serves it: it is mounted in another \
+                       mount namespace too";
+            Err(Failure::at(dir, why))
         }
     }
 }

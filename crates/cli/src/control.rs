@@ -444,6 +444,13 @@ impl Seen {
         Seen::of(Place::Entry(entry)).map_err(|e| Failure::system(path, e))
     }
 
+    /// The object at `path`, which has the inode number `ino`.
+    pub fn known(path: &Path, ino: u64) -> Outcome<Seen> {
+        let seen = Seen::at(path)?;
+        seen.must_be(path, ino)?;
+        Ok(seen)
+    }
+
     /// Refuses another object than the one with the inode number `ino`: it may have the path by now.
     pub fn must_be(&self, path: &Path, ino: u64) -> Outcome {
         match self.stat.st_ino == ino {

@@ -46,6 +46,8 @@ pub struct Made {
 struct Forking<'a> {
     of: Source<'a>,
     source: Seen,
+    /// Path of the source, absolute and without links.
+    src: PathBuf,
     target: Target,
 }
 
@@ -77,7 +79,12 @@ impl<'a> Forking<'a> {
         refuse_if_read_only(&target.root, &target.path)?;
         let root = &target.root;
         root.write_back().map_err(|e| mounted(&target.path, e))?;
-        Ok(Forking { of, source, target })
+        Ok(Forking {
+            of,
+            source,
+            src: absolute(src)?,
+            target,
+        })
     }
 
     /// Whether the target's directory has an entry of this name.
@@ -100,10 +107,8 @@ impl<'a> Forking<'a> {
             name: name.to_owned(),
             path: self.target.path.with_file_name(name),
         };
-        let src = self.of.path;
-        let src_then = absolute(src)?;
         let request = ForkRequest::Make {
-            source: self.source.token(src)?,
+            source: self.source.token(self.of.path)?,
             name: name.as_bytes().to_vec(),
             note: self.of.note.to_owned(),
             base: self.of.has_base,
@@ -111,9 +116,9 @@ impl<'a> Forking<'a> {
         match target.root.ask_forks(&request) {
             Ok(_) => {
                 let renumbered = settle(&repository::New {
-                    src: src_then,
+                    src: &self.src,
                     path: &target.path,
-                    stands_at: self.of.stands_at.clone(),
+                    stands_at: self.of.stands_at.as_deref(),
                     root: &target.root,
                     name,
                     is_moved: self.of.is_moved,
@@ -124,7 +129,7 @@ impl<'a> Forking<'a> {
                 }))
             }
             Err(Errno::EXIST) => Ok(None),
-            Err(e) => Err(clone_refusal((src, &self.source), &target, e)),
+            Err(e) => Err(clone_refusal((self.of.path, &self.source), &target, e)),
         }
     }
 
@@ -169,6 +174,21 @@ impl<'a> Forking<'a> {
             each(made)?;
         }
         Ok(())
+    }
+
+    /// Makes one fork: with the name of the target, or with the first free one that is this with a
+    /// tail and a number.
+    fn make_one(&self, numbered: Option<&str>) -> Outcome<Made> {
+        let mut made = None;
+        let mut each = |new: Made| {
+            made = Some(new);
+            Ok(())
+        };
+        match numbered {
+            Some(tail) => self.make_numbered(tail, 1, &mut each)?,
+            None => self.make_named(std::slice::from_ref(&self.target.name), &mut each)?,
+        }
+        Ok(made.expect("one fork was made"))
     }
 }
 
@@ -238,17 +258,8 @@ pub fn make_for_try(src: &Path, name: Option<&Path>, note: &str, is_moved: bool)
         is_moved,
         stands_at: None,
     };
-    let forking = Forking::begin(of, name)?;
-    let mut made = None;
-    let mut each = |new: Made| {
-        made = Some(new);
-        Ok(())
-    };
-    match name {
-        Some(_) => forking.make_named(std::slice::from_ref(&forking.target.name), &mut each)?,
-        None => forking.make_numbered(".try-", 1, &mut each)?,
-    }
-    Ok(made.expect("one fork was made"))
+    let numbered = name.is_none().then_some(".try-");
+    Forking::begin(of, name)?.make_one(numbered)
 }
 
 /// Makes a fork of `src` that is to take the place of the fork at `path`. It has the first free name
@@ -261,14 +272,8 @@ pub fn make_successor(src: &Path, path: &Path, note: &str) -> Outcome<PathBuf> {
         is_moved: true,
         stands_at: Some(absolute(path)?),
     };
-    let forking = Forking::begin(of, Some(path))?;
-    let mut made = None;
-    let mut each = |new: Made| {
-        made = Some(new.path);
-        Ok(())
-    };
-    forking.make_numbered(".refresh-", 1, &mut each)?;
-    Ok(made.expect("one fork was made"))
+    let made = Forking::begin(of, Some(path))?.make_one(Some(".refresh-"))?;
+    Ok(made.path)
 }
 
 /// Exchanges the names of the fork at `path`, which has the inode number `top`, and of the fork
@@ -426,12 +431,13 @@ pub fn reset(args: &args::Reset) -> Outcome {
         top: fork.seen.stat.st_ino,
     };
     fork.root.ask_forks(&request).map_err(|e| fork.refusal(e))?;
+    // Without a source no path leads into it.
+    let src = match known.and_then(|known| known.origin_then.or(known.origin)) {
+        Some(src) => src,
+        None => absolute(&args.fork)?,
+    };
     settle(&repository::New {
-        // Without a source no path leads into it.
-        src: match known.and_then(|known| known.origin_then.or(known.origin)) {
-            Some(src) => src,
-            None => absolute(&args.fork)?,
-        },
+        src: &src,
         path: &args.fork,
         stands_at: None,
         root: &fork.root,

@@ -111,13 +111,13 @@ pub fn origin_today(path: &Path, seen: &Seen) -> Outcome<Option<PathBuf>> {
     Ok(known(path, seen)?.origin)
 }
 
+/// The reason of a command that needs the directory that a fork was made of, where none is told.
+pub const NO_ORIGIN: &str = "the directory that it was made of is gone, or may not be told";
+
 /// The directory that the fork was made of, for a command that needs it.
 pub fn origin_of(path: &Path, seen: &Seen) -> Outcome<PathBuf> {
-    origin_today(path, seen)?.ok_or_else(|| {
-        let why =
-            "the directory that it was made of is gone, or may not be told: name one by --into";
-        Failure::at(path, why)
-    })
+    origin_today(path, seen)?
+        .ok_or_else(|| Failure::at(path, format!("{NO_ORIGIN}: name one by --into")))
 }
 
 fn path_of(text: &str) -> Outcome<Vec<u8>> {

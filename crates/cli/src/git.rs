@@ -220,21 +220,20 @@ pub fn fetch(fork: &Path, dst: &Path, name: &OsStr) -> Outcome {
     let now = now
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap_or_default();
-    let mut other = format!("{name}-{}", now.as_secs());
-    let mut fetched = fetch_to(fork, dst, &other);
-    for number in 2..=NAMES_MAX {
+    let name = format!("{name}-{}", now.as_secs());
+    // Other fetches of this second may have the first names.
+    let further = (2..=NAMES_MAX).map(|number| format!("{name}-{number}"));
+    let mut fetched = Ok(());
+    for other in std::iter::once(name.clone()).chain(further) {
+        fetched = fetch_to(fork, dst, &other);
         if fetched.is_ok() {
+            complain(format_args!(
+                "commits of the fork are in refs/forks/{other}"
+            ));
             break;
         }
-        // Another fetch of this second has the name.
-        other = format!("{name}-{}-{number}", now.as_secs());
-        fetched = fetch_to(fork, dst, &other);
     }
-    fetched?;
-    complain(format_args!(
-        "commits of the fork are in refs/forks/{other}"
-    ));
-    Ok(())
+    fetched
 }
 
 fn fetch_to(fork: &Path, dst: &Path, name: &str) -> Outcome {

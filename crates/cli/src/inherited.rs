@@ -59,12 +59,16 @@ pub fn let_go() -> Outcome {
     // the write-back of mapped pages in there, which waits for the daemon. A user's daemon may not
     // ask for that.
     let _ = configure_io_flusher_behavior(true);
-    for signal in [SIGXCPU, SIGXFSZ] {
-        // A handler that does nothing makes a write beyond a limit an error.
-        let flag = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(signal, flag).map_err(failed)?;
-    }
-    Ok(())
+    // A write beyond a limit is an error then.
+    take_without_effect(&[SIGXCPU, SIGXFSZ]).map_err(failed)
+}
+
+/// Gives signals a handler that does nothing.
+pub fn take_without_effect(signals: &[i32]) -> std::io::Result<()> {
+    signals.iter().try_for_each(|signal| {
+        let noted = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(*signal, noted).map(drop)
+    })
 }
 
 /// Called in each process that may start fusermount3. With an ignored `SIGCHLD`, a process cannot
@@ -72,7 +76,7 @@ pub fn let_go() -> Outcome {
 pub fn hear_of_children() {
     // Without the handler fusermount3 does its work all the same, and only its exit status is
     // unknown.
-    let _ = signal_hook::flag::register(SIGCHLD, Arc::new(AtomicBool::new(false)));
+    let _ = take_without_effect(&[SIGCHLD]);
 }
 
 /// Called in the daemon only: a process in the foreground keeps the state that its supervisor gave

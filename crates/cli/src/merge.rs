@@ -85,8 +85,7 @@ pub struct Committed {
 /// Merges the fork with the inode number `top` into the directory that it was made of. Conflicts
 /// are told on standard error, and the names not at all.
 pub fn commit(fork: &Path, top: u64, how: &args::MergeHow) -> Outcome<Committed> {
-    let seen = Seen::at(fork)?;
-    seen.must_be(fork, top)?;
+    let seen = Seen::known(fork, top)?;
     let dst = forks::origin_of(fork, &seen)?;
     let merging = Merging::new((fork, seen), dst, how)?;
     let told = merging.run(false, false)?;
@@ -118,7 +117,11 @@ const ALL: args::MergeHow = args::MergeHow {
 /// Merges everything in the fork with the inode number `top` into the new fork `dst`, with the
 /// commits and the references to commits of other forks.
 pub fn into_successor((fork, top): (&Path, u64), dst: &Path) -> Outcome<Told> {
-    let merging = Merging::of_all((fork, top), dst)?;
+    let seen = Seen::known(fork, top)?;
+    let merging = Merging {
+        takes_ignored_files: true,
+        ..Merging::new((fork, seen), dst.to_owned(), &ALL)?
+    };
     let told = merging.run(false, false)?;
     if told.merge.is_done {
         if merging.is_git()
@@ -160,17 +163,6 @@ impl<'a> Merging<'a> {
             root,
             how,
             takes_ignored_files: false,
-        })
-    }
-
-    /// A merge of everything, of a fork with this number.
-    fn of_all((fork, top): (&'a Path, u64), dst: &Path) -> Outcome<Merging<'a>> {
-        let seen = Seen::at(fork)?;
-        seen.must_be(fork, top)?;
-        let merging = Merging::new((fork, seen), dst.to_owned(), &ALL)?;
-        Ok(Merging {
-            takes_ignored_files: true,
-            ..merging
         })
     }
 

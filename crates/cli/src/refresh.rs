@@ -30,10 +30,8 @@ fn refresh(args: &args::Refresh) -> Outcome<u8> {
     let seen = Seen::at(path)?;
     let old = (path, seen.stat.st_ino);
     let known = forks::known(path, &seen)?;
-    let Some(src) = known.origin else {
-        let why = "the directory that it was made of is gone, or may not be told";
-        return Err(Failure::at(path, why));
-    };
+    let src = known.origin;
+    let src = src.ok_or_else(|| Failure::at(path, forks::NO_ORIGIN))?;
     if !args.force {
         fork::must_be_unused(path, old.1)?;
     }

@@ -94,10 +94,10 @@ pub fn must_be_inside(src: &Path) -> Outcome {
 pub struct New<'a> {
     /// The path of its source when it was forked, absolute and without links. The repository has
     /// paths that begin with it.
-    pub src: PathBuf,
+    pub src: &'a Path,
     pub path: &'a Path,
     /// The path that it gets afterwards, absolute and without links, if it is another one.
-    pub stands_at: Option<PathBuf>,
+    pub stands_at: Option<&'a Path>,
     /// The directory that has it, and its name there.
     pub root: &'a Root,
     pub name: &'a OsStr,
@@ -116,9 +116,9 @@ pub fn settle(new: &New<'_>) -> Outcome<Vec<Renumbered>> {
     };
     let repositories = drop_locks(&git).map_err(failed)?;
     let places = Places {
-        src: new.src.clone(),
-        fork: match &new.stands_at {
-            Some(path) => path.clone(),
+        src: new.src.to_owned(),
+        fork: match new.stands_at {
+            Some(path) => path.to_owned(),
             None => resolve::path_of(&top).map_err(failed)?,
         },
         is_moved: new.is_moved,

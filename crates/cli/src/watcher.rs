@@ -25,8 +25,6 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use ramet_fuse::mountinfo::{self, Device};
 use ramet_fuse::{Connection, LIVE, Told};
@@ -43,6 +41,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use crate::args::Watch;
 use crate::detach::detach;
 use crate::failure::{Failure, Outcome};
+use crate::inherited::take_without_effect;
 
 /// Type of the mount of the views of snapshots, as mountinfo shows it.
 const VIEWS_TYPE: &[u8] = b"fuse.ramet-views";
@@ -109,10 +108,7 @@ type Standing = BTreeMap<u64, Connection>;
 pub fn watch(dir: &Path, task: Watch, views: Option<&Path>) -> Outcome {
     // A signal to the daemon and everything that it started must not end the watcher too: by its
     // terminal, or by its control group, as at the end of a service.
-    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
-        let noted = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(signal, noted).map_err(|e| Failure::at(dir, e))?;
-    }
+    take_without_effect(&[SIGHUP, SIGINT, SIGQUIT, SIGTERM]).map_err(|e| Failure::at(dir, e))?;
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "the watcher stays in the session of its daemon");
     }

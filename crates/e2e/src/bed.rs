@@ -503,6 +503,17 @@ pub fn connections_of(daemon: Pid) -> Vec<OwnedFd> {
     taken.collect::<Result<_, _>>().expect("it keeps them open")
 }
 
+/// The processes that the first thread of a process has started and that it has not waited for.
+/// There are none of one that has ended.
+pub fn children_of(process: Pid) -> Vec<Pid> {
+    let number = process.as_raw_pid();
+    let path = format!("/proc/{number}/task/{number}/children");
+    let children = std::fs::read_to_string(path).unwrap_or_default();
+    let numbers = children.split_whitespace();
+    let numbers = numbers.map(|number| number.parse().expect("the kernel tells numbers"));
+    numbers.filter_map(Pid::from_raw).collect()
+}
+
 /// Whether a process ends within `limit` (a zombie has ended).
 fn ends_within(process: &OwnedFd, limit: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};

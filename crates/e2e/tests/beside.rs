@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use ramet_e2e::{
-    Bed, Mount, connections_of, done, force_unmount, is_mount_point, ramet_bin, refused, run,
-    run_ok, text, until,
+    Bed, Mount, children_of, connections_of, done, force_unmount, is_mount_point, ramet_bin,
+    refused, run, run_ok, text, until,
 };
 use rustix::fs::CWD;
 use rustix::mount::{OpenTreeFlags, UnmountFlags, open_tree};
@@ -289,14 +289,8 @@ fn requests_to_a_snapshot_of_a_killed_daemon_fail_while_its_connections_are_held
 
 /// The process that ends the mounts of a daemon that is killed.
 fn watcher_of(daemon: Pid) -> PathBuf {
-    let parent = format!("PPid:\t{}", daemon.as_raw_pid());
-    let all = fs::read_dir("/proc").expect("there is a /proc").flatten();
-    let mut processes = all.map(|process| process.path());
-    let is_child = |process: &PathBuf| {
-        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
-        status.lines().any(|line| line == parent)
-    };
-    processes.find(is_child).expect("it has one")
+    let watcher = children_of(daemon)[0];
+    Path::new("/proc").join(watcher.as_raw_pid().to_string())
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ramet_e2e::{Bed, Mount, kill_and_wait, ramet_bin, run};
+use ramet_e2e::{Bed, Mount, children_of, kill_and_wait, ramet_bin, run};
 
 /// How long a command may take, which is done in a moment.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -364,14 +364,6 @@ fn stat_tells_the_way_on_which_requests_come() {
     }
 }
 
-/// The daemon that `ramet mount` started, once it runs.
-fn daemon_of(starter: u32) -> Option<rustix::process::Pid> {
-    let path = format!("/proc/{starter}/task/{starter}/children");
-    let children = fs::read_to_string(path).ok()?;
-    let child = children.split_whitespace().next()?.parse().ok()?;
-    rustix::process::Pid::from_raw(child)
-}
-
 #[test]
 fn mount_whose_daemon_is_killed_ends_and_leaves_the_directory() {
     const ROUNDS: u64 = 24;
@@ -387,8 +379,9 @@ fn mount_whose_daemon_is_killed_ends_and_leaves_the_directory() {
             .expect("it runs");
         let start = Instant::now();
         let daemon = loop {
-            match daemon_of(starter.id()) {
-                Some(daemon) => break daemon,
+            // The daemon, once it runs.
+            match children_of(rustix::process::Pid::from_child(&starter)).first() {
+                Some(daemon) => break *daemon,
                 None => assert!(start.elapsed() < PATIENCE, "no daemon"),
             }
         };

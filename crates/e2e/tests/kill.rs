@@ -4,7 +4,9 @@
 
 use std::time::Duration;
 
-use ramet_e2e::{Bed, connections_of, crash, kill_and_wait, number, run, seeded, until};
+use ramet_e2e::{
+    Bed, children_of, connections_of, crash, kill_and_wait, number, run, seeded, until,
+};
 use rand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -55,25 +57,13 @@ fn acknowledged_changes_survive_a_killed_daemon() {
     bed.fsck();
 }
 
-/// The child of a process that has a handler of a signal, once it has one.
-fn child_that_catches(signal: Signal, parent: Pid) -> Pid {
-    let found = || {
-        let processes = std::fs::read_dir("/proc").ok()?;
-        let statuses = processes.flatten().filter_map(|process| {
-            let status = std::fs::read_to_string(process.path().join("status")).ok()?;
-            let field = |name: &str| {
-                let line = status.lines().find_map(|line| line.strip_prefix(name));
-                line.map(|value| value.trim().to_owned())
-            };
-            let caught = u64::from_str_radix(&field("SigCgt:")?, 16).ok()?;
-            let is_it = field("PPid:")? == parent.as_raw_pid().to_string()
-                && caught >> (signal.as_raw() - 1) & 1 == 1;
-            is_it.then(|| field("Pid:")?.parse().ok()).flatten()
-        });
-        statuses.filter_map(Pid::from_raw).next()
-    };
-    until("a child has a handler", || found().is_some());
-    found().expect("it has one")
+/// Whether a process has a handler of a signal.
+fn catches(process: Pid, signal: Signal) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.as_raw_pid()));
+    let status = status.expect("it runs");
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = u64::from_str_radix(caught.expect("the kernel tells it").trim(), 16);
+    caught.expect("it is a number") >> (signal.as_raw() - 1) & 1 == 1
 }
 
 #[test]
@@ -83,7 +73,10 @@ fn requests_to_a_killed_daemon_fail_while_its_connection_is_held() {
     let held = connections_of(mount.pid());
     assert_ne!(held.len(), 0);
     // The end of a service is a signal to each process of it, and then another one for the daemon.
-    let watcher = child_that_catches(Signal::TERM, mount.pid());
+    let watcher = children_of(mount.pid())[0];
+    until("the watcher has a handler", || {
+        catches(watcher, Signal::TERM)
+    });
     kill_process(watcher, Signal::TERM).unwrap();
     mount.kill_daemon();
     let path = mount.root().join("any");

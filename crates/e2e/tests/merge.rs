@@ -64,6 +64,17 @@ impl Pair<'_> {
         done(&["fork", &self.text("src"), &self.text("fork")]);
     }
 
+    /// Forks a repository with one commit, in which these names are ignored, and something is built.
+    fn fork_repository(&self, ignored: &str) {
+        self.write("src/.gitignore", ignored);
+        self.write("src/tracked", "base\n");
+        self.git("src", &["init", "-q", "-b", "main"]);
+        self.git("src", &["add", "."]);
+        self.git("src", &["commit", "-q", "-m", "first"]);
+        self.write("src/target/built", "old");
+        self.fork();
+    }
+
     fn git(&self, dir: &str, args: &[&str]) -> String {
         let dir = self.text(dir);
         let fixed = ["-c", "user.name=a", "-c", "user.email=a@b", "-C", &dir];
@@ -236,13 +247,7 @@ fn repositories_are_fetched_and_ignored_names_stay() {
     let bed = Bed::new("256M");
     let mount = bed.mount(&[]);
     let pair = Pair { mount: &mount };
-    pair.write("src/.gitignore", "target\n*.tmp\n");
-    pair.write("src/tracked", "base\n");
-    pair.git("src", &["init", "-q", "-b", "main"]);
-    pair.git("src", &["add", "."]);
-    pair.git("src", &["commit", "-q", "-m", "first"]);
-    pair.write("src/target/built", "old");
-    pair.fork();
+    pair.fork_repository("target\n*.tmp\n");
     pair.write("fork/plain", "new");
     let (code, told) = status(&["merge", &pair.text("fork")]);
     assert_eq!(
@@ -384,13 +389,7 @@ fn a_refresh_keeps_commits_and_ignored_names() {
     let bed = Bed::new("256M");
     let mount = bed.mount(&[]);
     let pair = Pair { mount: &mount };
-    pair.write("src/.gitignore", "target\n.env\n");
-    pair.write("src/tracked", "base\n");
-    pair.git("src", &["init", "-q", "-b", "main"]);
-    pair.git("src", &["add", "."]);
-    pair.git("src", &["commit", "-q", "-m", "first"]);
-    pair.write("src/target/built", "old");
-    pair.fork();
+    pair.fork_repository("target\n.env\n");
     pair.write("fork/tracked", "changed\n");
     pair.git("fork", &["commit", "-q", "-a", "-m", "of the fork"]);
     pair.write("fork/target/built", "fork's");
