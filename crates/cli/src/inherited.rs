@@ -5,6 +5,7 @@
 //! | descriptors | keeps none: a lock or a pipe of the starter ends with the starter |
 //! | resource limits | raises each as far as it may, and tells or refuses a limit that would harm |
 //! | signals | blocks none; `SIGXCPU` and `SIGXFSZ` end nothing, and `SIGCHLD` is not ignored |
+//! | core dumps | makes none, so that a fault ends it as `SIGKILL` does |
 //! | session, directory | has its own session and stands in `/` |
 //! | score of the OOM killer | has 0 |
 //! | environment | reads `RAMET_LOG`, and `PATH` to find fusermount3 |
@@ -60,7 +61,9 @@ pub fn let_go() -> Outcome {
     // ask for that.
     let _ = configure_io_flusher_behavior(true);
     // A write beyond a limit is an error then.
-    take_without_effect(&[SIGXCPU, SIGXFSZ]).map_err(failed)
+    take_without_effect(&[SIGXCPU, SIGXFSZ]).map_err(failed)?;
+    // A core dump would wait for threads, and has the user's data.
+    ramet_sys::end_without_core().map_err(failed)
 }
 
 /// Gives signals a handler that does nothing.

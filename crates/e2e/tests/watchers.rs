@@ -28,7 +28,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 
 /// The longest that a test waits for something that should come at once.
 const SOON: Duration = Duration::from_secs(20);
@@ -440,11 +440,53 @@ fn clone_as(bed: &Bed, root: &Path, user: Option<u32>) {
 }
 
 /// A process that is stopped. Dropping it lets the process go on.
-struct Continued(rustix::process::Pid);
+struct Continued(Pid);
 
 impl Drop for Continued {
     fn drop(&mut self) {
         let _ = rustix::process::kill_process(self.0, Signal::CONT);
+    }
+}
+
+/// A program that holds the lock of a directory. It copies names to a page of a mount whose daemon
+/// is stopped.
+struct StuckReader {
+    goes_on: Continued,
+    reader: Killed,
+}
+
+impl StuckReader {
+    /// Returns when the program waits in `dir`. The file `ready` is new.
+    fn start(dir: &Path, elsewhere: &Mount, ready: &Path) -> StuckReader {
+        let page = elsewhere.root().join(ready.file_name().unwrap());
+        fs::write(&page, [0; 4096]).unwrap();
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stuck_reader.py");
+        let reader = Command::new("python3")
+            .args([script.as_path(), dir, &page])
+            .stdin(Stdio::piped())
+            .stdout(File::create(ready).unwrap())
+            .spawn();
+        let mut reader = Killed(reader.unwrap());
+        let is_ready = || fs::read_to_string(ready).unwrap() == "ready\n";
+        soon("the reader is ready", is_ready);
+        rustix::process::kill_process(elsewhere.pid(), Signal::STOP).unwrap();
+        let goes_on = Continued(elsewhere.pid());
+        reader.0.stdin.take().unwrap().write_all(b"\n").unwrap();
+        let call = format!("/proc/{}/wchan", reader.0.id());
+        soon("the reader waits", || {
+            fs::read_to_string(&call).unwrap().contains("folio_wait")
+        });
+        StuckReader { goes_on, reader }
+    }
+
+    /// Lets the daemon go on, and so the program.
+    fn end(self) {
+        let StuckReader {
+            goes_on,
+            mut reader,
+        } = self;
+        drop(goes_on);
+        soon("the reader ends", || reader.0.try_wait().unwrap().is_some());
     }
 }
 
@@ -817,7 +859,6 @@ fn a_change_is_made_by_ioctl_while_64_changes_of_its_user_wait() {
 
 #[test]
 fn a_directory_whose_lock_is_held_does_not_hold_changes_in_others_up() {
-    // The reader of a directory copies names to a page of a mount whose daemon is stopped.
     let (other, elsewhere, other_watchdog) = mounted("defaults");
     let (bed, mount, watchdog) = mounted("defaults");
     let root = mount.root();
@@ -826,24 +867,7 @@ fn a_directory_whose_lock_is_held_does_not_hold_changes_in_others_up() {
     assert_eq!(fs::read_dir(root.join("locked")).unwrap().count(), 0);
     let staged = Staged::try_new(&root.join("locked"), &clone_request(root, "src", "dst")).unwrap();
     let held = staged.open().unwrap();
-    let page = elsewhere.root().join("page");
-    fs::write(&page, [0; 4096]).unwrap();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stuck_reader.py");
-    let reader = Command::new("python3")
-        .args([&script, &root.join("locked"), &page])
-        .stdin(Stdio::piped())
-        .stdout(File::create(bed.path().join("ready")).unwrap())
-        .spawn();
-    let mut reader = Killed(reader.unwrap());
-    let is_ready = || fs::read_to_string(bed.path().join("ready")).unwrap() == "ready\n";
-    soon("the reader is ready", is_ready);
-    rustix::process::kill_process(elsewhere.pid(), Signal::STOP).unwrap();
-    let goes_on = Continued(elsewhere.pid());
-    reader.0.stdin.take().unwrap().write_all(b"\n").unwrap();
-    let call = format!("/proc/{}/wchan", reader.0.id());
-    soon("the reader waits", || {
-        fs::read_to_string(&call).unwrap().contains("folio_wait")
-    });
+    let reader = StuckReader::start(&root.join("locked"), &elsewhere, &bed.path().join("ready"));
     // Calls in the locked directory end, first after a second and then at once.
     let mut times = Vec::new();
     for _ in 0..20 {
@@ -865,9 +889,8 @@ fn a_directory_whose_lock_is_held_does_not_hold_changes_in_others_up() {
         "{:?}",
         began.elapsed()
     );
-    drop(goes_on);
+    reader.end();
     drop((held, staged));
-    soon("the reader ends", || reader.0.try_wait().unwrap().is_some());
     soon("no staged change is left", || staged_changes(&mount) == 0);
     mount.umount();
     drop(watchdog);
@@ -903,6 +926,62 @@ fn a_daemon_that_is_killed_while_it_tells_of_a_large_tree_ends() {
         drop(watchdog);
         bed.fsck();
     }
+}
+
+/// Whether a thread of a daemon tells the kernel of a deletion, and waits for the lock.
+fn tells_of_a_deletion(daemon: Pid) -> bool {
+    let threads = fs::read_dir(format!("/proc/{}/task", daemon.as_raw_pid())).unwrap();
+    let call = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("wchan"));
+    let mut calls = threads
+        .flatten()
+        .map(|thread| call(thread).unwrap_or_default());
+    calls.any(|call| call.contains("fuse_reverse_inval_entry"))
+}
+
+/// Has a daemon end by a signal while a thread of it waits in the kernel.
+fn requests_fail_after(signal: Signal, transport: &str, elsewhere: &Mount) {
+    let (bed, mount, watchdog) = mounted(transport);
+    let root = mount.root();
+    make_tree(root, "tree", "text");
+    look_at_all(root);
+    let ready = format!("{transport}-{}", signal.as_raw());
+    let ready = bed.path().join(ready);
+    let reader = StuckReader::start(&root.join("tree/a/b"), elsewhere, &ready);
+    mount.remove(&root.join("tree"));
+    soon("a thread waits", || tells_of_a_deletion(mount.pid()));
+    rustix::process::kill_process(mount.pid(), signal).unwrap();
+    let (failed, has_failed) = channel();
+    let name = root.join("none");
+    std::thread::spawn(move || {
+        loop {
+            let error = fs::symlink_metadata(&name).unwrap_err();
+            if Errno::from_io_error(&error) != Some(Errno::NOENT) {
+                return failed.send(Errno::from_io_error(&error));
+            }
+        }
+    });
+    let error = has_failed.recv_timeout(SOON);
+    let is_aborted = matches!(error, Ok(Some(Errno::CONNABORTED | Errno::NOTCONN)));
+    let still_waits = tells_of_a_deletion(mount.pid());
+    assert!(is_aborted, "{signal:?}, {transport}: {error:?}");
+    assert!(still_waits, "{signal:?}, {transport}: nothing was tested");
+    reader.end();
+    kill_and_wait(mount.pid());
+    mount.detach_dead();
+    drop(watchdog);
+    bed.fsck();
+}
+
+#[test]
+fn requests_fail_when_a_daemon_ends_by_a_signal_while_a_thread_of_it_waits() {
+    let (other, elsewhere, other_watchdog) = mounted("defaults");
+    for transport in TRANSPORTS {
+        for signal in [Signal::KILL, Signal::ABORT, Signal::SEGV, Signal::QUIT] {
+            requests_fail_after(signal, transport, &elsewhere);
+        }
+    }
+    elsewhere.umount();
+    drop((other, other_watchdog));
 }
 
 #[test]

@@ -12,6 +12,7 @@
 mod block_discard;
 mod child;
 mod control_ioctl;
+mod core_signals;
 mod covered;
 mod descriptors;
 mod fuse_ring;
@@ -28,6 +29,7 @@ mod thread_ring;
 pub use block_discard::discard_blocks;
 pub use child::{open_in_child, unmount_in_child};
 pub use control_ioctl::control_ioctl;
+pub use core_signals::end_without_core;
 pub use covered::{Cover, NotStarted, Place, Step, spawn_covered};
 pub use descriptors::keep_descriptors_from_programs;
 pub use fuse_ring::{FuseRing, RingRequest, Waited};
