@@ -11,6 +11,7 @@
 //!         256  flags, 8 bytes
 //!         264  commit id, 8 bytes
 //!         272  bytes of the payload, 4 bytes, and 12 reserved ones
+//!         288  two struct iovec, which name both buffers: only a command that registers reads them
 //! payload   0  names and data, behind the structure of the operation; the answer on the way out
 //! ```
 //!
@@ -37,7 +38,11 @@ const COMMIT_AND_FETCH: u32 = 2;
 
 /// Bytes of `struct fuse_uring_req_header`.
 const HEADER_BYTES: usize = 288;
-const _: () = assert!(HEADER_BYTES <= PAGE_BYTES);
+const IOVECS_AT: usize = HEADER_BYTES;
+const WORD_BYTES: usize = size_of::<usize>();
+const IOVECS_BYTES: usize = 2 * size_of::<libc::iovec>();
+const _: () = assert!(IOVECS_BYTES == 4 * WORD_BYTES && IOVECS_AT.is_multiple_of(WORD_BYTES));
+const _: () = assert!(IOVECS_AT + IOVECS_BYTES <= PAGE_BYTES);
 const OP_AT: usize = 128;
 /// Bytes of the place for the structure of an operation.
 const OP_BYTES: usize = 128;
@@ -129,7 +134,7 @@ impl FuseRing {
             ring,
             bell: Arc::new(Bell(rustix::event::eventfd(0, flags)?)),
             was_woken: false,
-            header: Some(Pages::new(HEADER_BYTES)?),
+            header: Some(Pages::new(IOVECS_AT + IOVECS_BYTES)?),
             payload: Some(Pages::new(payload_bytes)?),
             queue,
             is_under_way: false,
@@ -162,21 +167,30 @@ impl FuseRing {
     /// When the entry is registered already.
     pub fn register(&mut self) -> io::Result<()> {
         assert!(!self.is_under_way, "an entry is registered once");
-        let buffers = [&self.header, &self.payload]
+        let iovecs = [&self.header, &self.payload]
             .map(|pages| pages.as_ref().expect("kept until drop").as_iovec());
+        // The kernel reads them when it takes the submission, and that may be late.
+        let (header, _) = self.buffers();
+        let place = &mut header[IOVECS_AT..][..IOVECS_BYTES];
+        for (to, word) in place
+            .chunks_exact_mut(WORD_BYTES)
+            .zip(iovecs.as_flattened())
+        {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        let address = place.as_ptr() as u64;
         let command = UringCmd80::new(Fixed(0), REGISTER)
             .cmd(command(self.queue, 0))
-            .addr(Some(buffers.as_ptr() as u64))
+            .addr(Some(address))
             .build();
         // SAFETY: both types have the same size, asserted above, any bytes are valid for either,
         // and offset 24 of a submission is its field `len` (`struct io_uring_sqe`).
         let command = unsafe {
             let mut submission: Submission = std::mem::transmute(command);
-            submission.len = u32::try_from(buffers.len()).expect("two");
+            submission.len = u32::try_from(iovecs.len()).expect("two");
             std::mem::transmute::<Submission, squeue::Entry128>(submission)
         };
         self.push(command);
-        // The kernel reads `buffers` before this returns: a command is issued when it is submitted.
         self.ring.submit()?;
         self.completed().unwrap_or(Ok(()))
     }
@@ -250,7 +264,8 @@ impl FuseRing {
         assert!(!self.is_under_way, "the kernel has the entry");
         let buffers = [&mut self.header, &mut self.payload].map(|pages| {
             let pages = pages.as_mut().expect("kept until drop");
-            // SAFETY: the kernel writes to the pages while a command of the entry is under way.
+            // SAFETY: the kernel writes to the pages only while a command of the entry is under way,
+            // and none is, asserted above.
             unsafe { pages.as_mut() }
         });
         let [header, payload] = buffers;
@@ -262,7 +277,8 @@ impl FuseRing {
         self.is_under_way = true;
         let command = command.user_data(COMMAND);
         // SAFETY: the command names the file registered by `new`. A command that registers names
-        // buffers that live until it is completed: `drop` keeps them otherwise.
+        // both buffers, by an array in one of them. They live until it is completed: `drop` keeps
+        // them otherwise.
         unsafe { self.ring.push(command) };
     }
 
@@ -272,7 +288,8 @@ impl FuseRing {
         let bell = Fd(self.bell.0.as_raw_fd());
         let listen = PollAdd::new(bell, IN).multi(true).build();
         let listen = squeue::Entry128::from(listen.user_data(WAKE));
-        // SAFETY: the call has no buffers, and the kernel holds the file from then on.
+        // SAFETY: the command names no memory. Its number is that of the bell until the kernel takes
+        // the submission, and the kernel holds the file from then on: `bell` lives as long as `ring`.
         unsafe { self.ring.push(listen) };
     }
 
@@ -341,6 +358,19 @@ mod tests {
         assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP));
         let request = ring.request();
         assert_eq!((request.payload.len(), request.payload_bytes), (8192, 0));
+        let payload = [request.payload.as_ptr() as usize, 8192];
+        let (header, _) = ring.buffers();
+        let words = [[header.as_ptr() as usize, 4096], payload];
+        let words = words
+            .as_flattened()
+            .iter()
+            .flat_map(|word| word.to_ne_bytes());
+        assert!(
+            header[IOVECS_AT..][..IOVECS_BYTES]
+                .iter()
+                .copied()
+                .eq(words)
+        );
         assert!(ring.register().is_err());
     }
 

@@ -31,11 +31,9 @@ impl Pages {
         self.start
     }
 
-    pub(crate) fn as_iovec(&self) -> libc::iovec {
-        libc::iovec {
-            iov_base: self.start.as_ptr().cast(),
-            iov_len: self.len,
-        }
+    /// The address and the length, as the two words of a `struct iovec`.
+    pub(crate) fn as_iovec(&self) -> [usize; 2] {
+        [self.start.as_ptr() as usize, self.len]
     }
 
     /// The bytes of the pages.

@@ -32,9 +32,27 @@ use io_uring::{cqueue, squeue};
 
 use crate::pages::{PAGE_BYTES, Pages};
 
-/// Submissions with 128 bytes; completions when the one thread asks for them; pages of the process;
-/// no descriptor; no array of indices between the queue and the submissions.
-const SETUP_FLAGS: u32 = 1 << 10 | 1 << 12 | 1 << 13 | 1 << 14 | 1 << 15 | 1 << 16;
+/// A submission with a mistake does not hold the next one up.
+const SETUP_SUBMIT_ALL: u32 = 1 << 7;
+/// Submissions have 128 bytes.
+const SETUP_SQE128: u32 = 1 << 10;
+/// One thread submits.
+const SETUP_SINGLE_ISSUER: u32 = 1 << 12;
+/// Completions come when the thread asks for them.
+const SETUP_DEFER_TASKRUN: u32 = 1 << 13;
+/// The queues lie in pages of the process.
+const SETUP_NO_MMAP: u32 = 1 << 14;
+/// The file has a place in the thread's table, and no descriptor.
+const SETUP_REGISTERED_FD_ONLY: u32 = 1 << 15;
+/// There is no array of indices between the queue and the submissions.
+const SETUP_NO_SQARRAY: u32 = 1 << 16;
+const SETUP_FLAGS: u32 = SETUP_SUBMIT_ALL
+    | SETUP_SQE128
+    | SETUP_SINGLE_ISSUER
+    | SETUP_DEFER_TASKRUN
+    | SETUP_NO_MMAP
+    | SETUP_REGISTERED_FD_ONLY
+    | SETUP_NO_SQARRAY;
 const ENTER_GETEVENTS: u32 = 1 << 0;
 const ENTER_REGISTERED_RING: u32 = 1 << 4;
 const REGISTER_FILES: u32 = 2;
@@ -170,7 +188,7 @@ impl ThreadRing {
         // SAFETY: the ring of this thread at `index` is this one. The caller vouches for the
         // argument.
         let done = unsafe { libc::syscall(call, self.index, operation, argument, 1_u32) };
-        outcome(done)
+        outcome(done).map(drop)
     }
 
     /// Lays a submission into the queue. The kernel takes it with the next call that enters.
@@ -179,7 +197,8 @@ impl ThreadRing {
     /// When the queue is full.
     ///
     /// # Safety
-    /// The kernel may carry out the command, and its buffers live until it is completed.
+    /// The kernel may carry out the command. All memory that the entry names lives until the command
+    /// is completed, also memory that the kernel reads when it takes the entry: that may be late.
     pub(crate) unsafe fn push(&mut self, entry: squeue::Entry128) {
         let length = self.params.submission_entries;
         assert!(self.pushed() < length, "the queue has room");
@@ -226,6 +245,9 @@ impl ThreadRing {
     }
 
     /// Has the kernel take all submissions.
+    ///
+    /// # Errors
+    /// `EAGAIN` when it has not taken all, for want of memory. The others stay in the queue.
     pub(crate) fn submit(&mut self) -> io::Result<()> {
         self.enter(0, 0)
     }
@@ -233,7 +255,7 @@ impl ThreadRing {
     /// Submits, and has the kernel hand over completions.
     ///
     /// # Errors
-    /// Also `EINTR`.
+    /// As [`Self::submit`]; also `EINTR`.
     pub(crate) fn submit_and_look(&mut self) -> io::Result<()> {
         self.enter(0, ENTER_GETEVENTS)
     }
@@ -241,7 +263,7 @@ impl ThreadRing {
     /// Submits, and waits until there is a completion.
     ///
     /// # Errors
-    /// Also `EINTR`.
+    /// As [`Self::submit`]; also `EINTR`.
     pub(crate) fn submit_and_wait(&mut self) -> io::Result<()> {
         self.enter(1, ENTER_GETEVENTS)
     }
@@ -263,7 +285,7 @@ impl ThreadRing {
                 0_usize,
             )
         };
-        outcome(entered)
+        all_taken(outcome(entered)?, pushed)
     }
 }
 
@@ -275,17 +297,26 @@ impl Drop for ThreadRing {
             reserved: 0,
             data: 0,
         };
-        // The kernel refuses only a place that is out of bounds.
+        // A refusal would leave the ring to the end of the thread.
         // SAFETY: the argument is a live `struct io_uring_rsrc_update`, which the kernel reads.
         let _ = unsafe { self.register(UNREGISTER_RING_FDS, (&raw const place).cast()) };
     }
 }
 
-fn outcome(done: c_long) -> io::Result<()> {
+fn outcome(done: c_long) -> io::Result<c_long> {
     if done < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(())
+    Ok(done)
+}
+
+/// The outcome of a call that has taken `taken` of the submissions. The kernel hands over no
+/// completions then, unless it has taken all.
+fn all_taken(taken: c_long, pushed: u32) -> io::Result<()> {
+    if taken == c_long::from(pushed) {
+        return Ok(());
+    }
+    Err(io::Error::from_raw_os_error(libc::EAGAIN))
 }
 
 #[cfg(test)]
@@ -311,8 +342,9 @@ pub(crate) mod tests {
         let is_limited = error.raw_os_error() == Some(libc::ENOMEM);
         let mut other = IoUring::<squeue::Entry128, cqueue::Entry>::builder();
         // The last one is of Linux 6.6, which has all that a ring of a thread needs.
-        let other = other.setup_single_issuer().setup_defer_taskrun();
-        let other = other.setup_no_sqarray().build(ENTRIES);
+        let other = other.setup_submit_all().setup_single_issuer();
+        let other = other.setup_defer_taskrun().setup_no_sqarray();
+        let other = other.build(ENTRIES);
         assert!(is_limited || other.is_err(), "{error}");
         println!("this system has no ring: {error}");
         None
@@ -374,6 +406,36 @@ pub(crate) mod tests {
         assert_eq!(why, Some(&"the queue has room"));
         ring.submit().unwrap();
         assert_eq!(ring.pushed(), 0);
+    }
+
+    #[test]
+    fn a_submission_with_a_mistake_does_not_hold_the_next_one_up() {
+        let Some(mut ring) = ring_of_system() else {
+            return;
+        };
+        let mut unknown = [0_u8; SUBMISSION_BYTES];
+        unknown[0] = 255;
+        // SAFETY: both types have the same size, and any bytes are a valid entry. The kernel knows no
+        // operation of this number. The second command has no buffers and does nothing.
+        unsafe {
+            ring.push(std::mem::transmute::<
+                [u8; SUBMISSION_BYTES],
+                squeue::Entry128,
+            >(unknown));
+            ring.push(Nop::new().build().into());
+        }
+        ring.submit_and_wait().unwrap();
+        let outcomes = [(); 2].map(|()| ring.completion().unwrap().result());
+        assert_eq!(outcomes, [-libc::EINVAL, 0]);
+    }
+
+    #[test]
+    fn a_call_that_leaves_submissions_in_the_queue_is_an_error() {
+        assert!(all_taken(0, 0).is_ok() && all_taken(2, 2).is_ok());
+        for (taken, pushed) in [(0, 1), (1, 2)] {
+            let error = all_taken(taken, pushed).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
+        }
     }
 
     #[test]
