@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 
 use ramet_block::Use;
 use ramet_sys::FuseRing;
+use rustix::io::Errno;
 
 use super::connection::{Connection, Queue};
 use super::front::Front;
@@ -39,7 +40,8 @@ pub(crate) fn is_worthwhile() -> bool {
 
 fn is_available() -> bool {
     let on = std::fs::read_to_string(SWITCH).is_ok_and(|text| text.trim() == "Y");
-    on && FuseRing::probe().is_ok()
+    let tell = |error: &io::Error| tracing::debug!(%error, "this process can have no ring");
+    on && FuseRing::probe().inspect_err(tell).is_ok()
 }
 
 /// Has the kernel offer rings to file systems that are mounted from now on.
@@ -194,10 +196,24 @@ impl Rings {
     /// no longer holds requests back for rings.
     fn give_up(&self) -> io::Result<()> {
         let mut ring = FuseRing::new(&self.connection.device, u16::MAX, 1)?;
-        match ring.register() {
-            Ok(()) => Err(io::Error::other("the kernel took an entry of no processor")),
-            Err(_) => Ok(()),
-        }
+        holds_nothing_back(ring.register())
+    }
+}
+
+/// Whether the kernel knows that there are no rings, by its answer to an entry of no processor.
+///
+/// # Errors
+/// It may not know: the entry did not reach it, or was refused for another reason.
+fn holds_nothing_back(answer: io::Result<()>) -> io::Result<()> {
+    let Err(error) = answer else {
+        return Err(io::Error::other("the kernel took an entry of no processor"));
+    };
+    match Errno::from_io_error(&error) {
+        // The kernel has refused the entry, and has no rings from then on.
+        Some(Errno::INVAL) => Ok(()),
+        // The kernel had none before, since it refused another entry, and offers none now.
+        Some(Errno::OPNOTSUPP) => Ok(()),
+        _ => Err(error),
     }
 }
 
@@ -308,6 +324,17 @@ mod tests {
         for odd in ["", "a", "1-", "3,,4"] {
             assert_eq!(parse_processors(odd), None, "{odd}");
         }
+    }
+
+    #[test]
+    fn only_a_refused_entry_tells_the_kernel_that_there_are_no_rings() {
+        let answer = |errno: Errno| holds_nothing_back(Err(errno.into()));
+        assert!(answer(Errno::INVAL).is_ok() && answer(Errno::OPNOTSUPP).is_ok());
+        for errno in [Errno::AGAIN, Errno::NOMEM, Errno::FAULT, Errno::NOTCONN] {
+            let error = answer(errno).unwrap_err();
+            assert_eq!(Errno::from_io_error(&error), Some(errno));
+        }
+        assert!(holds_nothing_back(Ok(())).is_err());
     }
 
     #[test]
