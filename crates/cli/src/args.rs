@@ -639,6 +639,8 @@ pub struct Snapshot {
 #[derive(Debug, Subcommand)]
 pub enum SnapshotVerb {
     /// Make a snapshot
+    ///
+    /// Without DIR, of the volume of the current directory, or else of that of `ramet init`.
     Create(SnapshotName),
     /// Tell the snapshots, the oldest first
     ///
@@ -647,7 +649,7 @@ pub enum SnapshotVerb {
     List(SnapshotList),
     /// Remove a snapshot
     ///
-    /// Its space comes back in the background.
+    /// Its space comes back in the background. Without DIR, the current directory is on the mount.
     Rm(SnapshotName),
     /// Make the files of a volume those of a snapshot again
     ///
@@ -666,7 +668,7 @@ pub struct SnapshotName {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
-    /// A directory on the mount (without it the current one), and the name of the snapshot
+    /// A directory on the mount, and the name of the snapshot
     #[arg(value_names = ["DIR", "NAME"], num_args = 1..=2, required = true)]
     pub words: Vec<String>,
 }
@@ -694,9 +696,8 @@ pub struct SnapshotList {
     /// Leave out the space of each, which takes a checkpoint and a look at many nodes
     #[arg(long, short)]
     pub quick: bool,
-    /// A directory on the mount
-    #[arg(default_value = ".")]
-    pub dir: PathBuf,
+    /// A directory on the mount. Default: the current one, or else the mount point of `ramet init`
+    pub dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -704,7 +705,8 @@ pub struct SnapshotPolicy {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
-    /// A directory on the mount (without it the current one), and the policy to set
+    /// A directory on the mount (by default the current one, or else the mount point of `ramet
+    /// init`), and the policy to set
     #[arg(value_names = ["DIR", "POLICY"], num_args = 0..=2)]
     pub words: Vec<String>,
 }
@@ -773,7 +775,9 @@ pub struct Import {
     /// Directory, tar archive (also .gz and .zst), or - for an archive on standard input
     pub src: PathBuf,
     /// Path of the new tree on a mount; with a slash at its end, the directory that gets the tree
-    /// under the name of SRC. VOLUME:/PATH is a path in a volume that is not mounted
+    /// under the name of SRC. VOLUME:/PATH is a path in a volume that is not mounted. Default: the
+    /// mount point of `ramet init`, for a tree under the name of SRC
+    #[arg(default_value_os_t = home::inside(), hide_default_value = true)]
     pub dst: PathBuf,
 }
 

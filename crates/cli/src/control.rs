@@ -29,10 +29,20 @@ use crate::failure::{Failure, Outcome, errno_of, status};
 use crate::request::ask;
 use crate::resolve::{Entry, Place};
 use crate::staged::{self, Ended};
-use crate::{mounts, output, resolve};
+use crate::{home, mounts, output, resolve};
 
 /// An open directory on a mount.
 pub struct Root(pub OwnedFd);
+
+/// The directory that a command without one means: the current one if it is on a Ramet mount, or
+/// else the mount point of `ramet init`.
+pub fn here() -> PathBuf {
+    let here = PathBuf::from(".");
+    let is_ramet = Root::open_dir(&here)
+        .and_then(|root| root.stats_json())
+        .is_ok();
+    if is_ramet { here } else { home::dir() }
+}
 
 /// The counters of a daemon that the commands use. The daemon may be another version and have others.
 #[derive(serde::Deserialize)]

@@ -12,9 +12,8 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::args;
-use crate::control::{Root, Seen, mounted};
+use crate::control::{Root, Seen, here, mounted};
 use crate::failure::{Failure, Outcome};
-use crate::home;
 use crate::in_use::{self, User, Users};
 use crate::output::say;
 use crate::past::Located;
@@ -49,7 +48,7 @@ pub fn run(args: &args::Forks) -> Outcome {
             let only = located.inside.clone();
             (located, only)
         }
-        None => (located_here()?, Vec::new()),
+        None => (Located::find(&here())?, Vec::new()),
     };
     let mut forks = Forks::read(&located)?;
     forks.name_origins();
@@ -66,16 +65,6 @@ pub fn run(args: &args::Forks) -> Outcome {
     match args.json {
         true => forks.say_json(),
         false => forks.say_tree(),
-    }
-}
-
-/// The mount of the current directory, or that of `ramet init`.
-fn located_here() -> Outcome<Located> {
-    let here = Located::find(Path::new("."));
-    let is_ramet = |located: &Located| located.root.stats_json().is_ok();
-    match here {
-        Ok(located) if is_ramet(&located) => Ok(located),
-        _ => Located::find(&home::dir()),
     }
 }
 

@@ -39,6 +39,11 @@ pub fn dir() -> PathBuf {
     Home::of_user().map_or_else(|_| PathBuf::from("~/ramet"), |home| home.dir)
 }
 
+/// The same with a slash at its end: the directory that gets a tree under a name of its own.
+pub fn inside() -> PathBuf {
+    dir().join("")
+}
+
 /// The user's own volume, for commands without a volume.
 pub fn volume() -> PathBuf {
     Home::of_user().map_or_else(|_| PathBuf::from("~/ramet"), |home| home.volume)

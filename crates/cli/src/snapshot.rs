@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::args::{Snapshot, SnapshotRollback, SnapshotVerb};
 use crate::budget::{budget, within};
-use crate::control::{Root, mounted};
+use crate::control::{Root, here, mounted};
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
 use crate::owner;
@@ -32,6 +32,11 @@ impl Place {
         let root = Root::open_dir(dir).map_err(|e| Failure::system(dir, e))?;
         let dir = dir.to_owned();
         Ok(Place { root, dir })
+    }
+
+    /// The mount of `dir`, or the one that a command without a directory means.
+    fn of(dir: Option<&Path>) -> Outcome<Place> {
+        dir.map_or_else(|| Place::at(&here()), Place::at)
     }
 
     fn ask(&self, request: &SnapshotRequest) -> Answer<SnapshotReply> {
@@ -72,10 +77,10 @@ impl Place {
 }
 
 /// The directory and the name out of `[DIR] NAME`.
-fn place_and_name(words: &[String]) -> Outcome<(Place, &str)> {
+fn dir_and_name(words: &[String]) -> Outcome<(Option<&Path>, &str)> {
     let (dir, name) = match words {
-        [name] => (".", name),
-        [dir, name] => (&dir[..], name),
+        [name] => (None, name),
+        [dir, name] => (Some(Path::new(dir)), name),
         _ => return Err(Failure::new("give [DIR] NAME")),
     };
     if name.contains('/') {
@@ -87,15 +92,17 @@ fn place_and_name(words: &[String]) -> Outcome<(Place, &str)> {
                    characters and blanks at its ends";
         return Err(Failure::new(format!("{name:?}: {why}")));
     }
-    Ok((Place::at(Path::new(dir))?, name))
+    Ok((dir, name))
 }
 
 pub fn run(args: &Snapshot) -> Outcome {
     match &args.verb {
         SnapshotVerb::Create(args) => create(&args.words, args.json),
-        SnapshotVerb::List(args) => list(&args.dir, args.json, !args.quick),
+        SnapshotVerb::List(args) => list(args.dir.as_deref(), args.json, !args.quick),
         SnapshotVerb::Rm(args) => {
-            let (place, name) = place_and_name(&args.words)?;
+            let (dir, name) = dir_and_name(&args.words)?;
+            // A snapshot of one's own volume is not removed from elsewhere.
+            let place = Place::at(dir.unwrap_or(Path::new(".")))?;
             let request = SnapshotRequest::Remove { name: name.into() };
             place.ask_about(name, &request)?;
             if args.json {
@@ -109,7 +116,8 @@ pub fn run(args: &Snapshot) -> Outcome {
 }
 
 fn create(words: &[String], as_json: bool) -> Outcome {
-    let (place, name) = place_and_name(words)?;
+    let (dir, name) = dir_and_name(words)?;
+    let place = Place::of(dir)?;
     // Asks first, so that the kernel does not write back another file system as a whole.
     let root = &place.root;
     root.stats_json().map_err(|e| mounted(&place.dir, e))?;
@@ -161,8 +169,8 @@ fn as_value(told: &ToldSnapshot) -> Value {
     out
 }
 
-fn list(dir: &Path, as_json: bool, exclusive: bool) -> Outcome {
-    let all = Place::at(dir)?.all(exclusive)?;
+fn list(dir: Option<&Path>, as_json: bool, exclusive: bool) -> Outcome {
+    let all = Place::of(dir)?.all(exclusive)?;
     if as_json {
         let all: Vec<Value> = all.iter().map(as_value).collect();
         return say!("{:#}", Value::from(all));
@@ -183,16 +191,16 @@ fn list(dir: &Path, as_json: bool, exclusive: bool) -> Outcome {
 fn policy(words: &[String], as_json: bool) -> Outcome {
     let is_policy = |word: &str| word == "none" || word.contains('=');
     let (dir, set) = match words {
-        [] => (".", None),
-        [one] if is_policy(one) => (".", Some(one)),
-        [dir] => (&dir[..], None),
-        [dir, set] => (&dir[..], Some(set)),
+        [] => (None, None),
+        [one] if is_policy(one) => (None, Some(one)),
+        [dir] => (Some(Path::new(dir)), None),
+        [dir, set] => (Some(Path::new(dir)), Some(set)),
         _ => return Err(Failure::new("give [DIR] [POLICY]")),
     };
     if let Some(text) = set {
         text.parse::<Policy>().map_err(Failure::new_from)?;
     }
-    let place = Place::at(Path::new(dir))?;
+    let place = Place::of(dir)?;
     let request = SnapshotRequest::Policy { set: set.cloned() };
     let reply = place.ask(&request).map_err(|e| match e {
         Errno::PERM => Failure::at(

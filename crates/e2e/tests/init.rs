@@ -94,9 +94,14 @@ fn a_user_has_a_volume_by_one_command() {
     assert_eq!(mode & 0o777, 0o600);
 
     // Commands without a volume or a directory mean this one.
-    for verb in ["stat", "sync", "du", "init"] {
+    for verb in ["stat", "sync", "du", "init", "forks"] {
         user.must(&[verb]);
     }
+    user.must(&["snapshot", "create", "one"]);
+    assert!(user.must(&["snapshot", "list"]).contains("one"));
+    user.must(&["snapshot", "policy", "hourly=2"]);
+    assert_eq!(user.must(&["snapshot", "policy"]).trim(), "hourly=2");
+    user.refused(&["snapshot", "rm", "one"], &[], "not on a Ramet mount");
     user.must(&["umount"]);
     assert!(user.must(&["fsck"]).contains("clean"));
     user.must(&["mount"]);
@@ -105,6 +110,21 @@ fn a_user_has_a_volume_by_one_command() {
     user.must(&["grow", "--size", "2G", image.to_str().expect("UTF-8")]);
     user.must(&["init"]);
     assert!(user.must(&["stat"]).contains("2.0 GiB"));
+}
+
+#[test]
+fn a_project_comes_into_the_own_volume() {
+    let user = User::new();
+    std::fs::create_dir(user.home.join("project")).expect("the folder is new");
+    std::fs::write(user.home.join("project/file"), "of the user").expect("there is room");
+    user.refused(&["import", "project"], &[], "not an existing directory");
+    user.must(&["init", "--size", "1G"]);
+    user.must(&["import", "project"]);
+    user.refused(&["import", "project"], &[], "exists");
+    user.must(&["fork", "ramet/project"]);
+    let said = user.must(&["diff", "ramet/project", "ramet/project-fork-1"]);
+    assert_eq!(said, "");
+    user.refused(&["import", "-"], &[], "no name of its own");
 }
 
 #[test]

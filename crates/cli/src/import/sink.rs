@@ -64,6 +64,10 @@ impl Sink {
 
     fn on_mount(args: &args::Import) -> Outcome<Sink> {
         let Target { root, name, path } = Target::of(&args.src, &args.dst)?;
+        if args.src == Path::new("-") && path != args.dst {
+            let why = "an archive on standard input has no name of its own: name the tree";
+            return Err(Failure::at(&args.dst, why));
+        }
         let failed = |e| mounted(&path, e);
         root.stats_json().map_err(failed)?;
         if root.look_at(&name).is_ok() {
