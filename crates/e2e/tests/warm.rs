@@ -464,9 +464,16 @@ impl Drop for EndOnDrop<'_> {
 struct Stopped(Pid);
 
 impl Stopped {
+    /// Returns when all threads have stopped: each would answer a request until then.
     fn new(pid: Pid) -> Self {
         kill_process(pid, Signal::STOP).unwrap();
-        Self(pid)
+        let stopped = Self(pid);
+        let threads = format!("/proc/{}/task", pid.as_raw_pid());
+        let has_stopped = |thread: fs::DirEntry| {
+            fs::read_to_string(thread.path().join("stat")).is_ok_and(|stat| stat.contains(") T "))
+        };
+        soon(|| fs::read_dir(&threads).unwrap().flatten().all(has_stopped));
+        stopped
     }
 }
 
