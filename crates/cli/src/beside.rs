@@ -184,7 +184,7 @@ fn made_at(dir: &Path, fsname: &str) -> Outcome<Connection> {
     let newest = mountinfo::mount_at(dir);
     let made = newest.filter(|mount| mount.source == Path::new(fsname));
     let made = made.ok_or_else(|| Failure::at(dir, "another mount was made there meanwhile"))?;
-    Ok(Connection::of(made.device))
+    Ok(Connection::made(made.device, dir))
 }
 
 /// Unmounts a mount that shows a snapshot beside the mount `live`, and waits until the daemon has

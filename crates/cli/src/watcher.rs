@@ -45,7 +45,7 @@ use crate::inherited::take_without_effect;
 
 /// Type of the mount of the views of snapshots, as mountinfo shows it.
 const VIEWS_TYPE: &[u8] = b"fuse.ramet-views";
-/// Room for a message: two numbers and a device.
+/// Room for a message: two numbers, and a device between them.
 const MESSAGE_BYTES: usize = 64;
 
 /// The daemon's end of the socket. Programs that the daemon starts do not inherit it.
@@ -83,7 +83,7 @@ impl Watcher {
     /// Tells the watcher of a connection. It does not wait.
     pub fn tell(&self, told: &Told<'_>) {
         let (message, connection) = match told {
-            Told::Begins(number, one) => (format!("+{number} {}", one.device()), Some(one)),
+            Told::Begins(number, one) => (begin_of(*number, one), Some(one)),
             Told::Ends(number) => (format!("-{number}"), None),
         };
         let files = connection.and_then(|connection| connection.files());
@@ -185,8 +185,8 @@ fn hear(socket: impl AsFd, standing: &mut Standing) -> rustix::io::Result<bool> 
     });
     let files = <[OwnedFd; 2]>::try_from(files.collect::<Vec<_>>()).ok();
     match news(&bytes[..len]) {
-        Some((number, Some(device))) => {
-            standing.insert(number, Connection::received(device, files));
+        Some((number, Some((device, mount)))) => {
+            standing.insert(number, Connection::received(device, files, mount));
         }
         Some((number, None)) => {
             standing.remove(&number);
@@ -196,13 +196,25 @@ fn hear(socket: impl AsFd, standing: &mut Standing) -> rustix::io::Result<bool> 
     Ok(len > 0)
 }
 
-/// The number of a connection, and the number of its file system if it begins.
-fn news(message: &[u8]) -> Option<(u64, Option<Device>)> {
+/// The message of a connection that begins.
+fn begin_of(number: u64, connection: &Connection) -> String {
+    let mount = connection.mount().map(|id| format!(" {id}"));
+    let mount = mount.unwrap_or_default();
+    format!("+{number} {}{mount}", connection.device())
+}
+
+/// A connection that begins: the number of its file system, and the id of its mount if it is told.
+type Begun = (Device, Option<u64>);
+
+/// The number of a connection, which has ended if there is no more.
+fn news(message: &[u8]) -> Option<(u64, Option<Begun>)> {
     let message = std::str::from_utf8(message).ok()?;
     if let Some(ended) = message.strip_prefix('-') {
         return Some((ended.parse().ok()?, None));
     }
-    let (number, device) = message.strip_prefix('+')?.split_once(' ')?;
-    let device = Device::parse(device.as_bytes())?;
-    Some((number.parse().ok()?, Some(device)))
+    let mut fields = message.strip_prefix('+')?.split(' ');
+    let number = fields.next()?.parse().ok()?;
+    let device = Device::parse(fields.next()?.as_bytes())?;
+    let mount = fields.next().and_then(|id| id.parse().ok());
+    Some((number, Some((device, mount))))
 }

@@ -325,6 +325,50 @@ fn a_mount_that_takes_place_and_number_of_a_volume_that_ends_lives_on() {
 }
 
 #[test]
+fn a_mount_of_a_user_that_takes_place_and_number_of_one_that_ends_lives_on() {
+    const USER: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: no mount namespace");
+        return;
+    }
+    // Where `fusectl` is not mounted, the kernel shows no connection to an ordinary user. The daemon
+    // of the first mount learns of its end when the other one stands, and then ends by itself or is
+    // killed.
+    for (options, signal) in [("", ""), ("-o auto_unmount", ""), ("-o auto_unmount", "-9")] {
+        let bed = Bed::without_volume();
+        bed.hand_to(USER, USER);
+        let ramet = bed.command_for_others();
+        let script = format!(
+            "cd {dir}; ramet={ramet}; export TMPDIR=$PWD; $ramet mkfs --size 256M a
+             $ramet mkfs --size 256M b
+             for round in $(seq 100); do
+               $ramet mount {options} a mnt; number=$(stat -c %d mnt)
+               pid=$($ramet stat --json mnt | grep -o '\"pid\": *[0-9]*' | grep -o '[0-9]*$')
+               watcher=$(cut -d' ' -f1 /proc/$pid/task/$pid/children)
+               kill -STOP $pid; fusermount3 -u mnt; $ramet mount b mnt
+               same=$(stat -c %d mnt)
+               test -z '{signal}' || kill {signal} $pid; kill -CONT $pid || true
+               while test -e /proc/$pid/exe -o -e /proc/$watcher/exe; do sleep 0.01; done
+               echo x > mnt/file; $ramet umount mnt
+               if test $same = $number; then echo again; exit; fi
+             done",
+            dir = text(bed.path()),
+            ramet = text(&ramet),
+        );
+        let ids = "setpriv --reuid=65534 --regid=65534 --clear-groups sh -ec \"$1\"";
+        let unseen = "while umount /sys/fs/fuse/connections 2>/dev/null; do :; done";
+        let namespace = format!("{unseen}; {ids}");
+        let args = ["--mount", "sh", "-c", &namespace, "sh", &script];
+        let said = run_ok("unshare", &args);
+        assert_eq!(
+            said.lines().last(),
+            Some("again"),
+            "{options} {signal}: {said}"
+        );
+    }
+}
+
+#[test]
 fn mounts_come_and_go_without_end_and_leave_nothing() {
     let bed = Bed::new("256M");
     let mount = begin(&bed, "no_io_uring,views=none");

@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn each_connection_is_told_from_its_begin_to_its_end() {
-        let seen = Connection::received(Device::parse(b"0:1").unwrap(), None);
+        let seen = Connection::received(Device::parse(b"0:1").unwrap(), None, None);
         let connections = Arc::<Connections>::default();
         let live = connections.add(Some(&seen));
         let gone = connections.add(Some(&seen));

@@ -84,12 +84,12 @@ pub struct Unmounter {
 type Within = Box<dyn Fn() + Send + Sync>;
 
 impl Unmounter {
-    /// For the mount of the file system `device` at `dir`, which stands; `None` where its number is
-    /// not known.
-    pub(super) fn of(dir: PathBuf, device: Option<Device>, helper: &Path) -> Self {
+    /// For the mount at `dir` with this connection, which stands; `None` where its number is not
+    /// known.
+    pub(super) fn of(dir: PathBuf, connection: Option<Connection>, helper: &Path) -> Self {
         Self {
             dir: Arc::new(dir),
-            connection: device.map(Connection::of),
+            connection,
             helper: helper.into(),
             within: Arc::default(),
         }
@@ -341,7 +341,8 @@ impl Mounted {
         let dir = dir.canonicalize()?;
         let device = Arc::new(attach(&dir, options)?);
         let number = mountinfo::device_at(&dir);
-        let unmounter = Unmounter::of(dir, number, &options.helper);
+        let connection = number.map(|number| Connection::made(number, &dir));
+        let unmounter = Unmounter::of(dir, connection, &options.helper);
         Ok(Self::with(device, unmounter, true))
     }
 

@@ -28,6 +28,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::cache::notify::Kernel;
+use crate::mount::connection::Connection;
 use crate::mount::connections::Connections;
 use crate::mount::mountinfo::{self, Device, MountInfo};
 use crate::mount::session::{Mounted, Unmounter, is_connected};
@@ -125,7 +126,8 @@ impl SnapshotMounts {
         let view = answer(view(&self.volume, &mount.snapshot))?;
         let kernel = Kernel::default();
         let server = Arc::new(Server::new(view, kernel.clone())?);
-        let unmounter = Unmounter::of(PathBuf::from(&mount.dir), Some(device), &self.helper);
+        let seen = Some(Connection::of(device));
+        let unmounter = Unmounter::of(PathBuf::from(&mount.dir), seen, &self.helper);
         let mut mounted = Mounted::adopt(connection, unmounter.clone());
         if !mounted.is_connected() {
             // Another file system may have got the number meanwhile.
