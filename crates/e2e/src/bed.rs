@@ -491,15 +491,27 @@ pub fn kill_and_wait(pid: Pid) {
 /// # Panics
 /// If the daemon does not run, or this process may not look into it.
 pub fn connections_of(daemon: Pid) -> Vec<OwnedFd> {
-    let process = rustix::process::pidfd_open(daemon, PidfdFlags::empty()).expect("it runs");
-    let fds = std::fs::read_dir(format!("/proc/{}/fd", daemon.as_raw_pid())).expect("it runs");
-    let is_of_connection = |fd: &std::fs::DirEntry| {
+    taken_from(daemon, |file| file == Path::new("/dev/fuse"))
+}
+
+/// All descriptors of a daemon.
+///
+/// # Panics
+/// If the daemon does not run, or this process may not look into it.
+pub fn descriptors_of(daemon: Pid) -> Vec<OwnedFd> {
+    taken_from(daemon, |_| true)
+}
+
+fn taken_from(process: Pid, is_wanted: impl Fn(&Path) -> bool) -> Vec<OwnedFd> {
+    let opened = rustix::process::pidfd_open(process, PidfdFlags::empty()).expect("it runs");
+    let fds = std::fs::read_dir(format!("/proc/{}/fd", process.as_raw_pid())).expect("it runs");
+    let is_wanted = |fd: &std::fs::DirEntry| {
         let target = std::fs::read_link(fd.path()).unwrap_or_default();
-        target.as_path() == Path::new("/dev/fuse")
+        is_wanted(&target)
     };
     let number = |fd: std::fs::DirEntry| fd.file_name().to_str()?.parse().ok();
-    let numbers = fds.flatten().filter(is_of_connection).filter_map(number);
-    let taken = numbers.map(|fd| pidfd_getfd(&process, fd, PidfdGetfdFlags::empty()));
+    let numbers = fds.flatten().filter(is_wanted).filter_map(number);
+    let taken = numbers.map(|fd| pidfd_getfd(&opened, fd, PidfdGetfdFlags::empty()));
     taken.collect::<Result<_, _>>().expect("it keeps them open")
 }
 

@@ -19,8 +19,8 @@ pub mod loads;
 pub mod tree;
 
 pub use bed::{
-    Bed, Mount, children_of, connections_of, done, force_unmount, is_mount_point, kill_and_wait,
-    ramet_bin, refused, run, run_ok, text, until,
+    Bed, Mount, children_of, connections_of, descriptors_of, done, force_unmount, is_mount_point,
+    kill_and_wait, ramet_bin, refused, run, run_ok, text, until,
 };
 pub use ext4::Ext4;
 
