@@ -254,6 +254,32 @@ fn a_snapshot_within_its_volume_goes_before_it_unless_it_is_in_use() {
 }
 
 #[test]
+fn a_snapshot_goes_with_its_volume_after_a_rename_of_its_directory() {
+    for transport in TRANSPORTS {
+        let bed = Bed::new("256M");
+        let mount = begin(&bed, transport);
+        let at = |name: &str| mount.root().join("dir").join(name);
+        fs::create_dir_all(at("a/then")).expect("there is room");
+        let (volume, within) = (bed.volume(), at("a/then"));
+        done(&[
+            "mount",
+            "-o",
+            "ro,snapshot=one",
+            text(&volume),
+            text(&within),
+        ]);
+        fs::rename(at("a"), at("b")).expect("no mount point of its own");
+        let _outside = show(&bed, "one", "outside/then");
+        let moved = Shown(bed.path().join("moved/then"));
+        fs::rename(bed.path().join("outside"), bed.path().join("moved")).expect("as above");
+        assert!(is_mount_point(&at("b/then")) && is_mount_point(&moved.0));
+        mount.terminate();
+        assert!(!is_mount_point(&bed.mount_point()) && !is_mount_point(&moved.0));
+        bed.fsck();
+    }
+}
+
+#[test]
 fn a_snapshot_of_a_volume_that_is_being_mounted_is_mounted_as_soon_as_that_is() {
     let bed = Bed::new("256M");
     begin(&bed, "no_io_uring").umount();

@@ -113,6 +113,14 @@ impl Unmounter {
         self.unmount_with(rustix::mount::UnmountFlags::empty(), &[])
     }
 
+    /// For the same file system at another place.
+    pub(super) fn at(&self, dir: PathBuf) -> Self {
+        Self {
+            dir: Arc::new(dir),
+            ..self.clone()
+        }
+    }
+
     /// The number of the mounted file system.
     pub(super) fn device(&self) -> Option<Device> {
         self.connection.as_ref().map(Connection::device)
@@ -142,7 +150,7 @@ impl Unmounter {
     }
 
     /// Unmounts lazily, if the mount is still there.
-    fn detach(&self) {
+    pub(super) fn detach(&self) {
         if self.is_mounted()
             && let Err(error) = self.unmount_with(rustix::mount::UnmountFlags::DETACH, &["-z"])
         {

@@ -224,16 +224,15 @@ impl SnapshotMounts {
 
     /// Unmounts the mounts that lie within `dir`, the newest first. One that is in use stays.
     pub(crate) fn unmount_within(&self, dir: &Path) {
-        let within: Vec<_> = {
+        let served: Vec<_> = {
             let state = self.state.lock();
             let served = state.served.iter().filter(|one| one.is_connected());
-            let unmounters = served.map(|one| one.unmounter.clone());
-            unmounters
-                .filter(|one| one.dir().starts_with(dir))
-                .collect()
+            served.map(|one| one.unmounter.clone()).collect()
         };
-        for unmounter in within.iter().rev().filter(|one| one.is_mounted()) {
-            if let Err(error) = unmounter.unmount() {
+        for place in places(&served) {
+            if place.dir().starts_with(dir)
+                && let Err(error) = place.unmount()
+            {
                 tracing::warn!(%error, "a snapshot is in use within the mount of its volume");
             }
         }
@@ -251,8 +250,11 @@ impl SnapshotMounts {
         }
         sync_before_end(&self.volume);
         for one in served.iter().filter(|one| one.is_connected()) {
-            if !one.unmounter.is_mounted() || one.unmounter.unmount().is_err() {
+            let places = places(std::slice::from_ref(&one.unmounter));
+            let is_unmounted = |place: &Unmounter| place.unmount().is_ok();
+            if places.is_empty() || !places.iter().all(is_unmounted) {
                 one.unmounter.abort();
+                places.iter().for_each(Unmounter::detach);
             }
         }
         if all_end_within(&served) {
@@ -283,6 +285,17 @@ impl Served {
     fn is_connected(&self) -> bool {
         !self.waits.is_finished() && is_connected(&self.connection)
     }
+}
+
+/// The places of mounts, the newest first, as this process sees them: a mount goes along with a
+/// directory above it that is renamed.
+fn places(mounts: &[Unmounter]) -> Vec<Unmounter> {
+    let seen = mountinfo::mounts().unwrap_or_default().into_iter().rev();
+    let placed = seen.filter_map(|seen| {
+        let is_it = |one: &&Unmounter| one.device() == Some(seen.device);
+        Some(mounts.iter().find(is_it)?.at(seen.dir))
+    });
+    placed.filter(Unmounter::is_mounted).collect()
 }
 
 fn all_end_within(served: &[Served]) -> bool {
