@@ -91,7 +91,14 @@ impl Live {
         let _alone = alone_at(&plan.dir)?;
         let connection = ramet_fuse::attach_only(&plan.dir, &options);
         let connection = connection.map_err(|e| refusal(&plan.dir, e))?;
-        let made = made_at(&plan.dir, &options.fsname)?;
+        let made = match made_at(&plan.dir, &options.fsname) {
+            Ok(made) => made,
+            Err(failure) => {
+                drop(connection);
+                remove_dead(&plan.dir);
+                return Err(failure);
+            }
+        };
         let request = SnapshotRequest::Serve(MountToServe {
             snapshot: name.to_owned(),
             dir: plan.dir.to_string_lossy().into_owned(),
@@ -111,8 +118,10 @@ impl Live {
             }
             return Err(self.why(name, e));
         }
-        // Only root may do this, and the mount works without.
-        let _ = ramet_fuse::set_read_ahead(&plan.dir);
+        if made.is_at(&plan.dir) {
+            // Only root may do this, and the mount works without.
+            let _ = ramet_fuse::set_read_ahead(&plan.dir);
+        }
         Ok(())
     }
 
@@ -179,12 +188,22 @@ fn alone_at(dir: &Path) -> Outcome<OwnedFd> {
     }
 }
 
-/// The connection of the mount with the source `fsname` that this process has made at `dir`.
+/// The connection of the mount with the source `fsname` that this process has made at `dir`. Another
+/// mount may have been made on it since.
 fn made_at(dir: &Path, fsname: &str) -> Outcome<Connection> {
-    let newest = mountinfo::mount_at(dir);
-    let made = newest.filter(|mount| mount.source == Path::new(fsname));
-    let made = made.ok_or_else(|| Failure::at(dir, "another mount was made there meanwhile"))?;
+    let mounts = mountinfo::mounts().map_err(|e| Failure::at(dir, e))?;
+    let mut newest = mounts.into_iter().rev();
+    let made = newest.find(|mount| mount.dir == dir && mount.source == Path::new(fsname));
+    let made = made.ok_or_else(|| Failure::at(dir, "the mount has gone meanwhile"))?;
     Ok(Connection::made(made.device, dir))
+}
+
+/// Removes the mount at `dir` if its connection has ended.
+fn remove_dead(dir: &Path) {
+    if rustix::fs::statfs(dir).is_err_and(|errno| errno == Errno::NOTCONN) {
+        // The failure before is told in any case.
+        let _ = detach(dir, UnmountFlags::DETACH);
+    }
 }
 
 /// Unmounts a mount that shows a snapshot beside the mount `live`, and waits until the daemon has
@@ -214,19 +233,20 @@ pub fn unmount(dir: &Path, live: &str, served: (u32, u64)) -> Outcome {
 /// Whether the daemon `process` of the mount with the number `live` serves the mount `number`;
 /// `None` if that mount is not seen.
 fn is_served(live: &str, (process, number): (u32, u64)) -> Option<bool> {
-    let dir = dir_of(live, |_| true)?;
-    let state = Root::open_dir(&dir).and_then(|root| root.daemon()).ok()?;
+    let asked = |dir: PathBuf| Root::open_dir(&dir).and_then(|root| root.daemon()).ok();
+    // One of them may show a single file, which cannot be asked.
+    let state = dirs_of(live, |_| true).into_iter().find_map(asked)?;
     let mut served = state.snapshot_mounts.iter();
     (state.pid == process).then(|| served.any(|one| one.number == number))
 }
 
 /// Where the Ramet file system with this number is mounted, as far as this process sees.
-fn dir_of(device: &str, is_wanted: impl Fn(&MountInfo) -> bool) -> Option<PathBuf> {
-    let mounts = mountinfo::mounts().ok()?;
-    let found = mounts.into_iter().find(|mount| {
+fn dirs_of(device: &str, is_wanted: impl Fn(&MountInfo) -> bool) -> Vec<PathBuf> {
+    let mounts = mountinfo::mounts().unwrap_or_default().into_iter();
+    let found = mounts.filter(|mount| {
         mount.kind.starts_with(b"fuse") && mount.device.to_string() == device && is_wanted(mount)
     });
-    found.map(|mount| mount.dir)
+    found.map(|mount| mount.dir).collect()
 }
 
 /// Refuses as long as the daemon serves mounts of snapshots that this process sees: they would end
@@ -234,8 +254,9 @@ fn dir_of(device: &str, is_wanted: impl Fn(&MountInfo) -> bool) -> Option<PathBu
 pub fn refuse_if_shown(dir: &Path, state: &DaemonState) -> Outcome {
     let is_snapshot = |mount: &MountInfo| mount.source.as_os_str().as_bytes().contains(&b'#');
     let served = state.snapshot_mounts.iter();
-    let mut mounted = served.filter_map(|one| one.device.as_deref());
-    match mounted.find_map(|device| dir_of(device, is_snapshot)) {
+    let mounted = served.filter_map(|one| one.device.as_deref());
+    let mut shown = mounted.flat_map(|device| dirs_of(device, is_snapshot));
+    match shown.next() {
         Some(shown) => Err(busy(dir, &shown)),
         None => Ok(()),
     }

@@ -280,6 +280,44 @@ fn a_snapshot_goes_with_its_volume_after_a_rename_of_its_directory() {
 }
 
 #[test]
+fn a_snapshot_on_which_another_mount_is_made_meanwhile_is_served() {
+    const USER: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: no other mount");
+        return;
+    }
+    let bed = Bed::without_volume();
+    bed.hand_to(USER, USER);
+    let bin = bed.command_for_others();
+    let (ramet, at) = (text(&bin), |name: &str| bed.path().join(name));
+    // The program that mounts for the command comes back when the other mount stands.
+    let script = format!(
+        "mkdir then slow; {ramet} mkfs --size 256M volume.ramet; {ramet} mount volume.ramet mnt
+         echo before > mnt/file; {ramet} snapshot create mnt one; echo later > mnt/file
+         cat > slow/fusermount3 <<END\n#!/bin/sh\n$(command -v fusermount3) \"\\$@\" || exit 1
+         touch made; while ! test -e covered; do sleep 0.01; done\nEND
+         chmod +x slow/fusermount3
+         PATH=$PWD/slow:$PATH {ramet} mount -o ro,snapshot=one volume.ramet then && echo served ||:
+         touch ended; while ! test -e seen; do sleep 0.01; done
+         cat then/file; {ramet} umount then; {ramet} snapshot rm mnt one; {ramet} umount mnt"
+    );
+    let shown = Shown(at("then"));
+    let (lines, said) = std::thread::scope(|threads| {
+        let script = threads.spawn(|| bed.script_of(USER, &script));
+        until("the mount is made", || at("made").exists());
+        let none = MountFlags::empty();
+        rustix::mount::mount("none", &shown.0, "tmpfs", none, None).expect("root may");
+        fs::write(at("covered"), "").expect("there is room");
+        until("the command ends", || at("ended").exists());
+        rustix::mount::unmount(&shown.0, UnmountFlags::DETACH).expect("it is mounted");
+        fs::write(at("seen"), "").expect("there is room");
+        script.join().expect("it does not panic")
+    });
+    assert_eq!(lines, ["served", "before"], "{said}");
+    assert!(!is_mount_point(&shown.0));
+}
+
+#[test]
 fn a_snapshot_of_a_volume_that_is_being_mounted_is_mounted_as_soon_as_that_is() {
     let bed = Bed::new("256M");
     begin(&bed, "no_io_uring").umount();
@@ -589,6 +627,34 @@ fn a_snapshot_of_which_there_is_an_unseen_mount_is_not_told_as_unmounted() {
     until("the daemon gives it up", || snapshot_mounts(&mount) == 0);
     done(&["snapshot", "rm", &root, "one"]);
     mount.umount();
+}
+
+#[test]
+fn the_daemon_is_asked_in_any_place_of_its_volume() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: no bound mount");
+        return;
+    }
+    let bed = Bed::new("256M");
+    let mount = begin(&bed, "no_io_uring");
+    let shown = show(&bed, "one", "then");
+    let (file, dir) = (bed.path().join("bound"), bed.path().join("place"));
+    fs::write(&file, "").expect("there is room");
+    fs::create_dir(&dir).expect("there is room");
+    let live = mount.root().to_owned();
+    rustix::mount::mount_bind(live.join("file"), &file).expect("root may");
+    let file = Shown(file);
+    rustix::mount::mount_bind(&live, &dir).expect("root may");
+    let place = Shown(dir);
+    // The file comes first in the list of mounts.
+    rustix::mount::unmount(&live, UnmountFlags::DETACH).expect("root may");
+    let out = run(ramet_bin(), &["umount", text(&shown.0)]);
+    assert!(out.status.success() && out.stderr.is_empty(), "{out:?}");
+    rustix::mount::unmount(&file.0, UnmountFlags::empty()).expect("it is idle");
+    rustix::mount::mount_bind(&place.0, &live).expect("root may");
+    rustix::mount::unmount(&place.0, UnmountFlags::empty()).expect("it is idle");
+    mount.umount();
+    bed.fsck();
 }
 
 #[test]
