@@ -184,6 +184,8 @@ impl Unmounter {
             dir: self.dir.display().to_string(),
             source,
         };
+        // A link that has taken the place of the mount point leads to another mount.
+        let flags = flags | rustix::mount::UnmountFlags::NOFOLLOW;
         match self.unmount_directly(flags) {
             Ok(()) => return Ok(()),
             // Only root may call umount(2).
@@ -653,6 +655,25 @@ mod tests {
         mounted.join().unwrap();
         volume.close().unwrap();
         found
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_mount_point_is_not_followed() {
+        if !rustix::process::geteuid().is_root() {
+            println!("not root: umount(2) is not called without fusermount3");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (top, link) = (dir.path().join("top"), dir.path().join("link"));
+        std::fs::create_dir(&top).unwrap();
+        std::os::unix::fs::symlink(&top, &link).unwrap();
+        let mut mounted = Mounted::attach(&top, &MountOptions::new("test")).unwrap();
+        let helper = Path::new("fusermount3");
+        let followed = Unmounter::of(link, None, helper).unmount();
+        let is_left = mounted.unmounter.is_mounted();
+        mounted.unmounter.detach();
+        mounted.join().unwrap();
+        assert!(followed.is_err() && is_left);
     }
 
     #[test]
