@@ -470,3 +470,87 @@ fn a_volume_that_was_full_takes_as_much_again_after_power_cuts() {
         device = Arc::new(LoggedDevice::new(start.image()));
     }
 }
+
+/// Looks at everything below a directory, as `find` does, and forgets some of it. Returns how many
+/// names there were.
+fn walk(volume: &Volume, dir: Ino, rng: &mut Rng) -> u64 {
+    let mut names = 0;
+    for (_, kind, name) in entries(volume, dir) {
+        let seen = volume.names().lookup(dir, &name).expect("lookup");
+        names += 1;
+        if kind == Kind::Directory {
+            names += walk(volume, seen.ino, rng);
+        }
+        if rng.one_in(2) {
+            volume.forget(seen.ino, 1);
+        }
+    }
+    names
+}
+
+/// A tree of directories in each other, with some files in each, and copies of which nothing was
+/// shown.
+fn make_copies(volume: &Volume, copies: u64) {
+    let names = volume.names();
+    let new = |kind| NewInode::new(kind, 0o755);
+    let make = |dir, name: &str, kind| {
+        let made = names.create(dir, name.as_bytes(), &new(kind));
+        made.expect("there is room").ino
+    };
+    let mut dir = make(ROOT_INO, "tree", Kind::Directory);
+    let tree = dir;
+    for depth in 0..4 {
+        for number in 0..12 {
+            make(dir, &format!("file{number}"), Kind::Regular);
+        }
+        let beside = make(dir, "beside", Kind::Directory);
+        make(beside, "file", Kind::Regular);
+        dir = make(dir, &format!("dir{depth}"), Kind::Directory);
+    }
+    for number in 0..copies {
+        let name = format!("copy{number}");
+        let (root, mode) = (Caller::root(), CloneMode::New);
+        let cloned = volume
+            .trees()
+            .clone_entry(&root, tree, ROOT_INO, name.as_bytes(), mode);
+        cloned.expect("there is room");
+    }
+}
+
+/// Names have numbers on a volume that cannot store them, and after a crash no number is that of
+/// two, or held for nothing.
+#[test]
+fn names_that_are_first_shown_on_a_full_volume_have_numbers() {
+    const COPIES: u64 = 12;
+    let first = env_u64("RAMET_SEED", 1);
+    for seed in first..first + env_u64("RAMET_SEEDS", 6) {
+        println!("seed {seed}");
+        let mut rng = Rng::new(seed);
+        let mut start = SparseDevice::new(DEVICE_BYTES / 4);
+        let mut device = Arc::new(LoggedDevice::new(start.image()));
+        let as_device: Arc<dyn Device> = device.clone();
+        Volume::format(&as_device, &ramet_fs::FormatOptions::default()).expect("format");
+        let mut volume = open_volume(&device);
+        make_copies(&volume, COPIES);
+        for round in 0..COPIES {
+            fill_volume(&volume, &mut rng, round);
+            let names = walk(&volume, ROOT_INO, &mut rng);
+            assert!(names > 0);
+            // Some room comes back: for one block more, or for several.
+            let copy = format!("copy{round}");
+            let removed = volume
+                .trees()
+                .remove_tree(&Caller::root(), ROOT_INO, copy.as_bytes());
+            removed.expect("remove a tree");
+            if rng.one_in(2) {
+                volume.sync_all().expect("sync on a full volume");
+            }
+            walk(&volume, ROOT_INO, &mut rng);
+            drop(volume);
+            start = cut(&start, &device, &mut rng);
+            device = Arc::new(LoggedDevice::new(start.image()));
+            volume = open_volume(&device);
+            check_volume(&volume);
+        }
+    }
+}

@@ -216,14 +216,20 @@ pub(crate) fn shared_inode(root: &[u8], link: u64) -> Bytes {
     join(&[root, &[0, SHARED], &link.to_be_bytes()])
 }
 
-/// An object in the orphan area. Numbers of orphans are unique as long as the volume is open: the
-/// area is erased when it is opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An object in the orphan area. Numbers of orphans are unique as long as the volume is open: when
+/// it is opened, the area is erased, or they begin behind those that are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Orphan(pub(crate) u64);
 
 /// Path of an object without a name.
 pub(crate) fn orphan(orphan: Orphan) -> Bytes {
     join(&[&[0, ORPHAN], &orphan.0.to_be_bytes()])
+}
+
+/// The orphan that a key of the orphan area is of.
+pub(crate) fn orphan_of(key: &[u8]) -> Option<Orphan> {
+    let number = key.get(1..)?.strip_prefix(&[0, ORPHAN])?.first_chunk()?;
+    Some(Orphan(u64::from_be_bytes(*number)))
 }
 
 /// Prefix of all orphans in an index.

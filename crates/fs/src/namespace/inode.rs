@@ -89,6 +89,9 @@ pub(crate) struct DirPath {
 pub(crate) enum Deferred {
     /// The contents are below this orphan.
     Orphan(Orphan),
+    /// The contents are below the orphans before this one. The volume had no room to erase them when
+    /// it was opened.
+    OrphansBefore(Orphan),
     /// The contents are at and below a deleted entry.
     Entry {
         parent: Arc<Inode>,

@@ -34,7 +34,7 @@ use crate::namespace::inode::Inode;
 use crate::namespace::number_tables::{
     drop_pin, free_block, read_block, stored_block, stored_owner, stored_pin,
 };
-use crate::namespace::numbers::{Given, Numbers, QUEUE_LEN_MAX};
+use crate::namespace::numbers::{Given, Numbers, QUEUE_LEN_MAX, Unstored};
 use crate::namespace::slot_index::runs_with_names;
 
 /// Blocks and pins of a directory that one step looks at.
@@ -164,7 +164,7 @@ impl Numbers {
             }
             looked_at += 1;
             batch.delete(NumberKey::Block(dir, run).encode());
-            let is_held = kill_inside(&snapshot, &mut new, (run, block.base))?;
+            let is_held = kill_inside(&snapshot, &given.unstored, &mut new, (run, block.base))?;
             if !is_held || failpoints::is_on(Fault::HeldBlockFreed) {
                 free_block(&mut batch, run, block.base);
                 freed.push(run.class());
@@ -173,13 +173,20 @@ impl Numbers {
         for found in scan(&snapshot, &NumberKey::pins_of(dir), STEP_LEN)? {
             if let (NumberKey::PinOf(_, ino), _) = found {
                 looked_at += 1;
-                kill(&snapshot, &mut new, (ino, Ino(ino.0 + 1)), &[])?;
+                let numbers = (ino, Ino(ino.0 + 1));
+                kill(&snapshot, &given.unstored, &mut new, numbers, &[])?;
                 drop_pin(&mut batch, dir, ino);
                 new.push(NumberKey::Unpinned(ino));
             }
         }
-        self.reclaim_unstored(given, &snapshot, &mut new, dir)?;
-        let is_done = looked_at == 0 && {
+        let unstored = given.unstored.blocks_of(dir);
+        let (waiting, idle): (Vec<_>, Vec<_>) = unstored
+            .into_iter()
+            .partition(|(run, base)| self.is_in_memory(*run, *base));
+        for block in &idle {
+            kill_inside(&snapshot, &given.unstored, &mut new, *block)?;
+        }
+        let is_done = looked_at == 0 && waiting.is_empty() && {
             let blocks = scan(&snapshot, &NumberKey::blocks_of(dir), 1)?;
             blocks.is_empty()
         };
@@ -190,6 +197,9 @@ impl Numbers {
         if !batch.is_empty() {
             self.tree.apply(batch)?;
         }
+        for (run, base) in idle {
+            given.forget_unstored((dir, run), base);
+        }
         freed.into_iter().for_each(|class| given.note_free(class));
         new.into_iter().for_each(|gone| given.note_gone(gone));
         Ok(match (is_done, looked_at) {
@@ -197,25 +207,6 @@ impl Numbers {
             (false, 0) => Step::Waits,
             (false, _) => Step::Goes,
         })
-    }
-
-    /// Gives back the blocks of a directory that are in memory only.
-    fn reclaim_unstored(
-        &self,
-        given: &mut Given,
-        snapshot: &Snapshot,
-        new: &mut Vec<NumberKey>,
-        dir: Identity,
-    ) -> Result<()> {
-        let unstored = given.unstored.owners.iter();
-        let its = unstored.filter(|(_, owner)| owner.0 == dir);
-        for (base, (_, run)) in its.map(|(base, owner)| (*base, *owner)).collect::<Vec<_>>() {
-            if !self.is_in_memory(run, base) {
-                kill_inside(snapshot, new, (run, base))?;
-                given.forget_unstored((dir, run), base);
-            }
-        }
-        Ok(())
     }
 
     /// Gives back the block of a number that is not pinned any more, if it was held for that.
@@ -405,6 +396,7 @@ fn has_names(snapshot: &Snapshot, path: &[u8], run: Run) -> Result<bool> {
 /// inodes hold the block.
 fn kill_inside(
     snapshot: &Snapshot,
+    unstored: &Unstored,
     new: &mut Vec<NumberKey>,
     (run, base): (Run, u64),
 ) -> Result<bool> {
@@ -417,7 +409,7 @@ fn kill_inside(
             pinned.push(ino);
         }
     }
-    kill(snapshot, new, numbers, &pinned)?;
+    kill(snapshot, unstored, new, numbers, &pinned)?;
     Ok(!pinned.is_empty())
 }
 
@@ -425,10 +417,20 @@ fn kill_inside(
 /// in `pinned`, to those that are gone.
 fn kill(
     snapshot: &Snapshot,
+    unstored: &Unstored,
     new: &mut Vec<NumberKey>,
     numbers: (Ino, Ino),
     pinned: &[Ino],
 ) -> Result<()> {
+    let mut kill = |dir: Identity| {
+        let gone = NumberKey::Dead(dir);
+        if new.last() != Some(&gone) && !pinned.contains(&dir.ino) {
+            new.push(gone);
+        }
+    };
+    let dirs = unstored.owners.values().map(|(dir, _)| *dir);
+    dirs.filter(|dir| (numbers.0..numbers.1).contains(&dir.ino))
+        .for_each(&mut kill);
     for prefix in [NumberKey::blocks_of_number, NumberKey::pins_of_number] {
         let (lo, hi) = (prefix(numbers.0), prefix(numbers.1));
         let mut scan = snapshot.scan(&lo, Some(&hi));
@@ -436,10 +438,7 @@ fn kill(
             let (NumberKey::Block(dir, _) | NumberKey::PinOf(dir, _)) = decode(scan.key()) else {
                 continue;
             };
-            let gone = NumberKey::Dead(dir);
-            if new.last() != Some(&gone) && !pinned.contains(&dir.ino) {
-                new.push(gone);
-            }
+            kill(dir);
         }
     }
     Ok(())

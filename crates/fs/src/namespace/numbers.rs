@@ -100,6 +100,12 @@ impl Unstored {
         let (base, owner) = self.owners.range(..=ino.0).next_back()?;
         (ino.0 - base < owner.1.len()).then_some((*base, *owner))
     }
+
+    /// The blocks of a directory: runs and first numbers.
+    pub(super) fn blocks_of(&self, dir: Identity) -> Vec<(Run, u64)> {
+        let its = self.owners.iter().filter(|(_, owner)| owner.0 == dir);
+        its.map(|(base, (_, run))| (*run, *base)).collect()
+    }
 }
 
 /// The state of the tables that is in memory.
@@ -170,6 +176,11 @@ impl Numbers {
     /// An orphan that was not there since the volume was opened.
     pub(crate) fn new_orphan(&self) -> Orphan {
         Orphan(self.orphans.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// New orphans have numbers from this one on: those below are still there.
+    pub(crate) fn begin_orphans_at(&self, first: Orphan) {
+        self.orphans.fetch_max(first.0, Ordering::Relaxed);
     }
 
     /// Generations that were given since the volume was opened: one for each new name, and one for
@@ -261,6 +272,8 @@ impl Numbers {
                 None => self.give(&mut given, (dir.identity(), run))?,
             },
         };
+        let has_unstored = !given.unstored.blocks.is_empty();
+        self.has_unstored.store(has_unstored, Ordering::Relaxed);
         dir.blocks.lock().insert(run, found);
         Ok(found)
     }
@@ -285,13 +298,27 @@ impl Numbers {
     }
 
     /// Gives a block to a run that has none.
-    fn give(&self, given: &mut Given, (dir, run): (Identity, Run)) -> Result<Block> {
+    fn give(&self, given: &mut Given, owner: (Identity, Run)) -> Result<Block> {
+        if !given.unstored.blocks.is_empty() {
+            let is_stored = match self.store_some(given) {
+                Err(error) if takes_no_changes(&error) => false,
+                stored => stored.map(|()| true)?,
+            };
+            // After a crash, a directory whose number was not stored has another one. Blocks of its
+            // runs that were stored would belong to nothing then.
+            if !is_stored || given.unstored.owner(owner.0.ino).is_some() {
+                let base = given.extend(owner.1.class());
+                return Ok(given.keep_in_memory(owner, base));
+            }
+        }
         let generation = match given.generation(&self.tree, false) {
-            // The number is in memory only then, and so is its generation.
-            Err(error) if takes_no_changes(&error) => given.unreserved_generation(),
+            Err(error) if takes_no_changes(&error) => {
+                let base = given.extend(owner.1.class());
+                return Ok(given.keep_in_memory(owner, base));
+            }
             generation => generation?,
         };
-        let class = run.class();
+        let class = owner.1.class();
         let mut batch = Batch::new();
         let (base, was_free) = match self.free_block(given, class)? {
             Some(base) => (base, true),
@@ -300,12 +327,12 @@ impl Numbers {
         let block = Block { base, generation };
         if was_free {
             batch.delete(free_key(class, base));
-        } else if !failpoints::is_on(Fault::NumberGivenTwice) {
-            let number = given.next_number.to_le_bytes().to_vec();
-            batch.put(keys::counter(COUNTERS[1]), number);
+        }
+        if !was_free || !given.gaps.is_empty() {
+            given.put_number(&mut batch);
         }
         given.put_gaps(&mut batch);
-        put_block(&mut batch, (dir, run), block);
+        put_block(&mut batch, owner, block);
         given.put_generations(&mut batch);
         if failpoints::is_on(Fault::NumberBlockLost) {
             return Ok(block);
@@ -314,9 +341,6 @@ impl Numbers {
             Ok(_) => {
                 given.note_gaps_stored();
                 given.note_generations_stored();
-                if !given.unstored.blocks.is_empty() {
-                    self.store_some(given)?;
-                }
                 Ok(block)
             }
             Err(error) if takes_no_changes(&error) => {
@@ -326,11 +350,7 @@ impl Numbers {
                 } else {
                     base
                 };
-                let block = Block { base, generation };
-                given.unstored.blocks.insert((dir, run), block);
-                given.unstored.owners.insert(base, (dir, run));
-                self.has_unstored.store(true, Ordering::Relaxed);
-                Ok(block)
+                Ok(given.keep_in_memory(owner, base))
             }
             Err(error) => Err(error),
         }
@@ -374,7 +394,8 @@ impl Numbers {
         Ok(())
     }
 
-    /// Stores some blocks that are in memory only. A volume that cannot take them keeps them.
+    /// Stores some blocks that are in memory only, those with the lowest numbers: a directory had
+    /// its number before its runs had theirs.
     fn store_some(&self, given: &mut Given) -> Result<()> {
         let mut batch = Batch::new();
         let some = given.unstored.owners.iter().take(STORED_AT_ONCE);
@@ -383,8 +404,7 @@ impl Numbers {
             put_block(&mut batch, *owner, given.unstored.blocks[owner]);
         }
         given.put_gaps(&mut batch);
-        let number = given.next_number.to_le_bytes().to_vec();
-        batch.put(keys::counter(COUNTERS[1]), number);
+        given.put_number(&mut batch);
         given.put_generations(&mut batch);
         self.tree.apply(batch)?;
         given.note_generations_stored();
@@ -393,8 +413,8 @@ impl Numbers {
             given.unstored.owners.remove(&base);
             given.unstored.blocks.remove(&owner);
         }
-        let is_left = !given.unstored.blocks.is_empty();
-        self.has_unstored.store(is_left, Ordering::Relaxed);
+        let has_unstored = !given.unstored.blocks.is_empty();
+        self.has_unstored.store(has_unstored, Ordering::Relaxed);
         Ok(())
     }
 
@@ -474,6 +494,15 @@ impl Given {
         base
     }
 
+    /// The block that begins at `base` is the owner's, in memory only, and so is its generation.
+    fn keep_in_memory(&mut self, owner: (Identity, Run), base: u64) -> Block {
+        let generation = self.unreserved_generation();
+        let block = Block { base, generation };
+        self.unstored.blocks.insert(owner, block);
+        self.unstored.owners.insert(base, owner);
+        block
+    }
+
     /// Adds an entry to the queue in memory, if there is room.
     pub(super) fn note_gone(&mut self, gone: NumberKey) {
         if self.gone.len() < QUEUE_LEN_MAX && self.has_all_gone {
@@ -489,6 +518,15 @@ impl Given {
         self.unstored.owners.remove(&base);
         let class = u8::try_from(owner.1.class()).expect("there are four");
         self.gaps.push((class, base));
+    }
+
+    /// Stores the end of all blocks. A batch that stores a block or a gap at the end needs it: after
+    /// a crash, other blocks begin there.
+    fn put_number(&self, batch: &mut Batch) {
+        if !failpoints::is_on(Fault::NumberGivenTwice) {
+            let number = self.next_number.to_le_bytes().to_vec();
+            batch.put(keys::counter(COUNTERS[1]), number);
+        }
     }
 
     fn put_gaps(&self, batch: &mut Batch) {

@@ -26,7 +26,7 @@ use ramet_betree::{Batch, successor_of_prefix};
 use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result};
-use crate::format::keys;
+use crate::format::keys::{self, Orphan};
 use crate::format::record::{DeletedEntry, Entry, Kind, Record};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{Deferred, Inode, Location, Reach};
@@ -67,20 +67,60 @@ impl DeferredDeletes {
     }
 
     /// Erases the orphan area: files that were unlinked while open when the volume was last in use.
+    /// On a volume without room for that, they stay until there is room: new orphans have other
+    /// numbers.
     pub(crate) fn erase_orphans(&self) -> Result<()> {
+        match self.erase_orphans_before(None) {
+            Err(Error::Tree(ramet_betree::Error::NoSpace)) => {
+                let end = self.end_of_orphans()?;
+                self.namespace.numbers.begin_orphans_at(end);
+                self.failed.lock().push(Deferred::OrphansBefore(end));
+                Ok(())
+            }
+            erased => erased,
+        }
+    }
+
+    /// Erases the orphans with numbers before that of `end`, or all.
+    fn erase_orphans_before(&self, end: Option<Orphan>) -> Result<()> {
         let tree = &self.namespace.tree;
         for index in [keys::META, keys::DATA] {
             let orphans = keys::orphans(index);
-            let end = successor_of_prefix(&orphans);
+            let end = match end {
+                Some(end) => Some(keys::range(index, &keys::orphan(end))),
+                None => successor_of_prefix(&orphans),
+            };
             let first = tree.scan(&orphans, end.as_deref()).next();
             if first.transpose()?.is_some() {
                 let mut batch = Batch::new();
-                batch.delete_prefix(orphans);
+                batch.delete_range(orphans, end);
                 tree.admit(RECORDS_BYTES)?;
                 tree.apply(batch)?;
             }
         }
         Ok(())
+    }
+
+    /// The number behind those of all orphans.
+    fn end_of_orphans(&self) -> Result<Orphan> {
+        let mut end = Orphan(0);
+        for index in [keys::META, keys::DATA] {
+            let all = successor_of_prefix(&keys::orphans(index));
+            let mut scan = self
+                .namespace
+                .tree
+                .scan(&keys::orphans(index), all.as_deref());
+            while scan.advance()? {
+                let found = keys::orphan_of(scan.key()).ok_or_else(|| Error::Corrupt {
+                    what: "orphan",
+                    detail: format!("key {:?} has no number", scan.key()),
+                })?;
+                end = end.max(Orphan(found.0.saturating_add(1)));
+                let above = keys::range(index, &keys::orphan(end));
+                scan = self.namespace.tree.scan(&above, all.as_deref());
+            }
+        }
+        Ok(end)
     }
 
     /// Drops all deletes that wait, with the inodes that they hold.
@@ -170,6 +210,7 @@ impl DeferredDeletes {
                 self.namespace.tree.apply(batch)?;
                 Ok(())
             }
+            Deferred::OrphansBefore(end) => self.erase_orphans_before(Some(*end)),
             Deferred::Entry {
                 parent,
                 name,
