@@ -45,6 +45,7 @@ mod format;
 mod namespace;
 mod ops;
 mod options;
+mod receive;
 mod rollback;
 mod tools;
 mod volume;
@@ -66,6 +67,11 @@ pub use format::ino::{Ino, ROOT_INO};
 pub use format::name::{NAME_BYTES_MAX, RESERVED_NAME};
 pub use format::record::{Kind, Time};
 pub use format::snapshot::{MadeBy, Period, Policy, PolicyError, check_snapshot_name};
+pub use format::stream::{
+    CopyFrom, NewObject, SECTION_BYTES_MAX, SECTION_HEAD_BYTES, STREAM_HEAD_BYTES, SectionHead,
+    Sections, SentAttributes, SentFlags, StreamId, StreamItem, StreamItems, decode_stream_head,
+    encode_stream_head,
+};
 pub use namespace::attr::Attr;
 pub use namespace::known_below::KnownName;
 pub use ops::access::{Caller, Capabilities, Credentials, NOBODY, Writer};
@@ -90,6 +96,9 @@ pub use ops::xattr::{SetXattr, XATTR_BYTES_MAX};
 pub use options::{
     AccessTime, FormatOptions, LinkStats, LockStats, MemoryStats, OpenOptions, VolumeStats,
 };
+pub use receive::{
+    Destination, InVolume, Presence, ReceiveCounts, ReceiveError, Receiver, note_of_received,
+};
 pub use rollback::roll_back;
 pub use tools::check::Finding;
 pub use tools::controls::{ControlState, Controls};
@@ -103,6 +112,7 @@ pub use tools::merge_calls::{MergeRequest, ToldMerge, ToldMergedName, path_of_te
 pub use tools::merge_plan::{Clash, Conflict, Favor, LeftOut};
 pub use tools::mkfs::UnfinishedVolume;
 pub use tools::scrub::{Damaged, ScrubPage};
+pub use tools::send_calls::{SendPage, SendRequest};
 pub use tools::snapshot_calls::{
     MountToServe, SnapshotReply, SnapshotRequest, ToldChange, ToldSnapshot, answer_snapshots,
 };

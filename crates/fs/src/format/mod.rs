@@ -12,3 +12,4 @@ pub(crate) mod ordered;
 pub(crate) mod record;
 pub(crate) mod slots;
 pub(crate) mod snapshot;
+pub(crate) mod stream;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::format::acl::ACCESS;
-use crate::format::record::{Kind, Record, S_ISGID, S_ISUID, S_ISVTX};
+use crate::format::record::{Kind, Record, S_ISGID, S_ISUID, S_ISVTX, Time};
 use crate::namespace::inode::Inode;
 use crate::namespace::resolve::Namespace;
 use crate::ops::acl::list_of;
@@ -166,8 +166,19 @@ impl Caller {
         }
     }
 
+    /// Permission bits, user and group that an object of the process gets in place of these, by the
+    /// rules of `cp -a`.
+    #[must_use]
+    pub fn given(&self, perm: u32, (uid, gid): (u32, u32)) -> (u32, (u32, u32)) {
+        let mode = Kind::Regular.mode_bits() | perm & 0o7777;
+        let mut record = Record::new(mode, uid, gid, Time::default());
+        self.give(&mut record);
+        (record.mode & 0o7777, (record.uid, record.gid))
+    }
+
     /// Whether an extended attribute of this name may be set on a new object of the process.
-    pub(crate) fn may_set_xattr(&self, name: &[u8], kind: Kind) -> bool {
+    #[must_use]
+    pub fn may_set_xattr(&self, name: &[u8], kind: Kind) -> bool {
         if name == b"security.capability" {
             self.has(Capabilities::SETFCAP)
         } else if name.starts_with(b"trusted.") || name.starts_with(b"security.") {

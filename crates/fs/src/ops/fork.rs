@@ -17,14 +17,15 @@ use crate::error::{Error, Result};
 use crate::format::fork::check_note;
 use crate::format::ino::Ino;
 use crate::format::keys;
-use crate::format::name::check_name;
+use crate::format::name::{check_name, check_new_name};
 use crate::namespace::transaction::RECORDS_BYTES;
 use crate::ops::access::Caller;
 use crate::ops::at::At;
-use crate::ops::clone::Purpose;
+use crate::ops::clone::{CloneMode, Purpose};
 use crate::ops::fork_record::{NO_FORK, NewFork, first_with, stored_fork};
 use crate::ops::invalidation::Invalidation;
 use crate::ops::restore::{Source, Successor};
+use crate::ops::staged::Destination;
 use crate::ops::trees::{Removed, Trees};
 
 impl Trees {
@@ -104,5 +105,33 @@ impl Trees {
             made_at: first_with(tree)?,
         };
         self.put_successor(caller, &source, at, &successor)
+    }
+
+    /// Clones the base of the fork `fork` to `name` in `dir`, where nothing is replaced. The clone is
+    /// no fork. Atomic, durable with the next sync.
+    ///
+    /// # Errors
+    /// Those of [`Trees::clone_entry`]; `Invalid` for an object that is no fork, `NoAttribute` for a
+    /// fork without a base.
+    pub fn copy_base(
+        &self,
+        caller: &Caller,
+        fork: Ino,
+        (dir, name): (Ino, &[u8]),
+    ) -> Result<Vec<Invalidation>> {
+        check_new_name(dir, name)?;
+        let (top, dir) = (self.namespace.dir(fork)?, self.namespace.dir(dir)?);
+        caller.may_copy(&top.state.read())?;
+        let tree = &self.namespace.tree;
+        let record = stored_fork(tree, top.identity())?.ok_or(NO_FORK)?;
+        let base = keys::fork_base(record.base.ok_or(Error::NoAttribute)?);
+        let source = Source::find(&window(tree, base.clone()).snapshot(), base, &[])?;
+        tree.admit(RECORDS_BYTES + 8 * 4096)?;
+        let copy = Destination {
+            at: At { dir: &dir, name },
+            birth: self.numbers.generation()?,
+            staged: None,
+        };
+        self.put_copy(caller, &source, copy, (CloneMode::New, None))
     }
 }

@@ -263,6 +263,19 @@ impl Forks {
         Ok(Some((inode, path.join(&b'/'))))
     }
 
+    /// The note of the fork with this top; `None` for an object that is no fork.
+    ///
+    /// # Errors
+    /// `Stale`, and those of the tree.
+    pub(crate) fn note_of(&self, top: Ino) -> Result<Option<String>> {
+        let identity = match self.namespace.dir(top) {
+            Err(Error::NotDirectory) => return Ok(None),
+            dir => dir?.identity(),
+        };
+        let fork = stored_fork(&self.namespace.tree, identity)?;
+        Ok(fork.map(|fork| fork.note))
+    }
+
     /// The fork `name` in the directory `dir`, which has the number `top`, if the caller owns it or
     /// may read everything.
     ///

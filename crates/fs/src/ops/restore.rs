@@ -224,7 +224,7 @@ impl Trees {
         self.put_copy(caller, source, copy, (mode, Some(successor)))
     }
 
-    fn put_copy(
+    pub(super) fn put_copy(
         &self,
         caller: &Caller,
         source: &Source,

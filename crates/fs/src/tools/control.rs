@@ -22,6 +22,7 @@
 //! | 14 | [`SNAPSHOT`] | in and out | [`SnapshotRequest`](crate::SnapshotRequest), answered by a [`SnapshotReply`](crate::SnapshotReply) |
 //! | 15 | [`STAGE`] | in and out | [`StageRequest`](crate::StageRequest), answered by a [`StageReply`](crate::StageReply) |
 //! | 16 | [`FORK`] | in and out | [`ForkRequest`](crate::ForkRequest), answered by a [`ForkReply`](crate::ForkReply) |
+//! | 17 | [`SEND`] | in and out | [`SendRequest`](crate::SendRequest), answered by a [`SendPage`](crate::SendPage) |
 //!
 //! The kernel checks no permission for an ioctl; the daemon does, see
 //! [`crate::Trees::clone_entry`].
@@ -115,6 +116,9 @@ pub const STAGE: u32 = number(DIR_IN | DIR_OUT, 15, STAGE_BYTES);
 /// Makes, removes, resets and tells forks. Request and answer are JSON behind its length, as in the
 /// answer to [`STAT`].
 pub const FORK: u32 = number(DIR_IN | DIR_OUT, 16, STAT_BYTES);
+/// Makes a stream of directory trees. The request is JSON behind its length, as in the answer to
+/// [`STAT`]. Root and the owner of the daemon may.
+pub const SEND: u32 = number(DIR_IN | DIR_OUT, 17, STAT_BYTES);
 /// Size of a request and of an answer of [`STAGE`].
 pub const STAGE_BYTES: usize = STAT_BYTES;
 /// Size of a request and of an answer of [`PUBLISH`].

@@ -23,6 +23,8 @@ use crate::tools::control::DiffPages;
 use crate::tools::diff::{self, Difference, Found};
 use crate::tools::history;
 use crate::tools::scrub::{ScrubPage, Scrubbing};
+use crate::tools::send_calls::SendRequest;
+use crate::tools::sending::Sending;
 
 /// Tools for a whole volume or a directory tree.
 pub struct Controls {
@@ -37,14 +39,18 @@ pub struct ControlState {
     /// A comparison that is being handed out.
     diff: Mutex<Option<(DiffPages, Held)>>,
     scrub: Mutex<Option<Scrubbing>>,
+    /// A stream that is being sent.
+    sending: Mutex<Option<Sending>>,
 }
 
 impl ControlState {
     /// Whether there is nothing to go on with, and no call under way.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        let no_diff = self.diff.try_lock().is_some_and(|diff| diff.is_none());
-        no_diff && self.scrub.try_lock().is_some_and(|scrub| scrub.is_none())
+        fn is_none<T>(state: &Mutex<Option<T>>) -> bool {
+            state.try_lock().is_some_and(|state| state.is_none())
+        }
+        is_none(&self.diff) && is_none(&self.scrub) && is_none(&self.sending)
     }
 }
 
@@ -136,6 +142,52 @@ impl Controls {
             *held = None;
         }
         Ok(page)
+    }
+
+    /// Answers [`SEND`](crate::control::SEND) on the directory `dir`: takes a tree into a stream, or
+    /// tells the next page of it. The first page decides of which moment all trees of today are.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such snapshot or directory, `NotDirectory`, `Range` when two
+    /// trees differ in too many names for the memory budget, `Invalid` when there is no stream to go
+    /// on with, and those of the tree. The stream cannot go on after an error.
+    pub fn send(
+        &self,
+        state: &ControlState,
+        snapshots: &Snapshots,
+        (dir, request): (Ino, &SendRequest),
+    ) -> Result<Vec<u8>> {
+        let mut held = state.sending.lock();
+        let none = Error::Invalid("no stream to go on with");
+        match request {
+            SendRequest::Add {
+                begins,
+                name,
+                at,
+                base,
+                ..
+            } => {
+                if *begins {
+                    *held = Some(Sending::default());
+                }
+                let sending = held.as_mut().ok_or(none)?;
+                fn parts(place: Option<&(String, Vec<u8>)>) -> Option<(&str, &[u8])> {
+                    place.map(|(name, path)| (&name[..], &path[..]))
+                }
+                let trees = (parts(at.as_ref()), parts(base.as_ref()));
+                let added = sending.add((&self.namespace, snapshots), (name, dir), trees);
+                added.map(|()| Vec::new())
+            }
+            SendRequest::Next { .. } => {
+                let sending = held.as_mut().ok_or(none)?;
+                let next = sending.next_page(&self.namespace);
+                if !matches!(next, Ok((_, false))) {
+                    *held = None;
+                }
+                next.map(|(page, _)| page.encode())
+            }
+            SendRequest::Keep { .. } => held.as_ref().map(|_| Vec::new()).ok_or(none),
+        }
     }
 
     /// The space of a directory tree: of everything in and below the directory, without its own

@@ -88,10 +88,10 @@ pub struct Difference {
 #[derive(Clone)]
 pub(crate) struct Side {
     pub(crate) snapshot: Snapshot,
-    path: Bytes,
+    pub(crate) path: Bytes,
     /// Path of the clone root that the directory is, or is in.
-    root: Bytes,
-    record: Record,
+    pub(crate) root: Bytes,
+    pub(crate) record: Record,
 }
 
 /// The object of a name: its record, and the path of its contents and attributes.
@@ -164,7 +164,21 @@ pub(crate) fn diff(namespace: &Namespace, a: Ino, b: Ino) -> Result<Found> {
 ///
 /// # Errors
 /// `NotFound` for a directory that is gone, and those of the tree.
-pub(crate) fn live_sides(namespace: &Namespace, dirs: [&Arc<Inode>; 2]) -> Result<[Side; 2]> {
+pub(crate) fn live_sides<const N: usize>(
+    namespace: &Namespace,
+    dirs: [&Arc<Inode>; N],
+) -> Result<[Side; N]> {
+    let sides = live_sides_of(namespace, &dirs)?;
+    Ok(sides
+        .try_into()
+        .unwrap_or_else(|_| unreachable!("one side for each directory")))
+}
+
+/// The trees of any number of directories as of one moment.
+///
+/// # Errors
+/// As [`live_sides`].
+pub(crate) fn live_sides_of(namespace: &Namespace, dirs: &[&Arc<Inode>]) -> Result<Vec<Side>> {
     let topology = namespace.topology.read();
     let snapshot = namespace.tree.snapshot();
     let side = |dir: &Arc<Inode>| -> Result<Side> {
@@ -181,8 +195,8 @@ pub(crate) fn live_sides(namespace: &Namespace, dirs: [&Arc<Inode>; 2]) -> Resul
             record,
         })
     };
-    let [a, b] = dirs.map(|dir| side(dir).map_err(gone_is_not_found));
-    Ok([a?, b?])
+    let sides = dirs.iter().map(|dir| side(dir).map_err(gone_is_not_found));
+    sides.collect()
 }
 
 /// The differences of two trees. With `is_one_tree`, equal paths are of one object.
@@ -206,6 +220,38 @@ pub(crate) fn diff_sides(
 pub(crate) fn diff_then(budget: &Arc<Budget>, sides: [(&Snapshot, &Then); 2]) -> Result<Found> {
     let [a, b] = sides.map(|(snapshot, then)| Side::of_then(snapshot, then));
     diff_sides(budget, [&a, &b], false)
+}
+
+/// The names that may differ between two trees: each is at or above a key that does.
+pub(crate) struct Suspects {
+    /// Names that only one side has, or that lead to objects of different kinds. Each stands for
+    /// everything below it.
+    pub(crate) whole: BTreeMap<Bytes, Change>,
+    /// Names that both have.
+    pub(crate) candidates: BTreeSet<Bytes>,
+    /// Memory of both.
+    pub(crate) held: Held,
+}
+
+/// The names that may differ between the trees of two directories.
+///
+/// # Errors
+/// As [`diff`].
+pub(crate) fn suspects(budget: &Arc<Budget>, sides: [&Side; 2]) -> Result<Suspects> {
+    let held = Held::new(budget, Use::Requests);
+    let mut comparison = Comparison::new(sides.map(Clone::clone), false, held);
+    comparison.collect()?;
+    let candidates = std::mem::take(&mut comparison.candidates);
+    let below_none = |object: &Bytes| comparison.whole_above(object).is_none();
+    let candidates = candidates.into_iter().filter(below_none).collect();
+    let found = std::mem::take(&mut comparison.found).into_iter();
+    Ok(Suspects {
+        whole: found
+            .map(|(object, found)| (object, found.change))
+            .collect(),
+        candidates,
+        held: comparison.held,
+    })
 }
 
 impl Side {
@@ -233,11 +279,11 @@ impl Side {
         })
     }
 
-    fn at(&self, object: &[u8]) -> Bytes {
+    pub(crate) fn at(&self, object: &[u8]) -> Bytes {
         [&self.path, object].concat().into()
     }
 
-    fn entry(&self, object: &[u8]) -> Result<Option<Entry>> {
+    pub(crate) fn entry(&self, object: &[u8]) -> Result<Option<Entry>> {
         let (dir, name) = keys::split_child(object).ok_or(Error::Stale)?;
         let value = self.snapshot.get(&keys::entry(&self.at(dir), name))?;
         let entry = value.map(|value| Entry::decode(&value)).transpose()?;
@@ -282,7 +328,7 @@ impl Side {
     }
 
     /// The keys with these prefixes that differ between this tree and another one.
-    fn diff(&self, a: Bytes, other: &Self, b: Bytes) -> Result<Diff> {
+    pub(crate) fn diff(&self, a: Bytes, other: &Self, b: Bytes) -> Result<Diff> {
         let (a, b) = (Span::prefix(a), Span::prefix(b));
         Ok(self.snapshot.diff_range(&a, &other.snapshot, &b)?)
     }
@@ -318,7 +364,7 @@ impl Side {
     }
 
     /// Path of the clone root that holds the shared inodes of names beside `object`.
-    fn root_of(&self, object: &[u8]) -> Result<Bytes> {
+    pub(crate) fn root_of(&self, object: &[u8]) -> Result<Bytes> {
         let (dir, _) = keys::split_child(object).unwrap_or_default();
         let mut root = self.root.clone();
         let mut at: Vec<u8> = Vec::new();
@@ -335,7 +381,7 @@ impl Side {
 
     /// Hands the link entries of this side to `each`: those with index keys that start with
     /// `prefix`, of a clone root.
-    fn links(
+    pub(crate) fn links(
         &self,
         root: &Bytes,
         prefix: &[u8],
@@ -399,10 +445,15 @@ impl Comparison {
         })
     }
 
-    fn run(&mut self) -> Result<()> {
+    /// Finds the names that may differ.
+    fn collect(&mut self) -> Result<()> {
         self.compare_names()?;
         self.compare_data()?;
-        self.name_shared()?;
+        self.name_shared()
+    }
+
+    fn run(&mut self) -> Result<()> {
+        self.collect()?;
         for object in std::mem::take(&mut self.candidates) {
             if self.whole_above(&object).is_none() {
                 self.compare_object(&object)?;

@@ -50,6 +50,14 @@ pub enum ForkRequest {
         /// Its inode number.
         top: u64,
     },
+    /// Clone the base of a fork to a name in the directory that the call is made on. The clone is no
+    /// fork.
+    CopyBase {
+        /// Token of the fork, the answer to [`SOURCE`](crate::control::SOURCE).
+        fork: u64,
+        /// Name of the clone.
+        name: Vec<u8>,
+    },
     /// Tell some forks below the directory that the call is made on.
     List {
         /// Number and generation to go on behind.
@@ -396,6 +404,7 @@ pub fn answer_forks(
         }
         ForkRequest::Make { .. }
         | ForkRequest::Drop { .. }
+        | ForkRequest::CopyBase { .. }
         | ForkRequest::Reset { .. }
         | ForkRequest::Merge(_) => Err(Error::Unsupported),
     }

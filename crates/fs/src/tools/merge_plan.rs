@@ -210,7 +210,7 @@ pub(crate) fn path_of(object: &[u8]) -> Vec<u8> {
     names.join(&b'/')
 }
 
-fn attributes_of((side, object): Named<'_>) -> Result<BTreeMap<Bytes, Bytes>> {
+pub(crate) fn attributes_of((side, object): Named<'_>) -> Result<BTreeMap<Bytes, Bytes>> {
     let mut found = BTreeMap::new();
     if object.record.has(FLAG_XATTRS) {
         let prefix = keys::xattr(&object.path, b"");

@@ -19,5 +19,8 @@ pub(crate) mod merge_plan;
 mod merge_text;
 pub(crate) mod mkfs;
 pub(crate) mod scrub;
+pub(crate) mod send;
+pub(crate) mod send_calls;
+mod sending;
 pub(crate) mod snapshot_calls;
 pub(crate) mod stage_calls;

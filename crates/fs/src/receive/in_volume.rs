@@ -1,0 +1,461 @@
+//! A volume that this process has open, as the place of received trees.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::format::ino::{Ino, ROOT_INO};
+use crate::format::record::Kind;
+use crate::format::stream::{NewObject, SentAttributes, SentFlags, StreamId};
+use crate::namespace::attr::Attr;
+use crate::ops::access::{Caller, Capabilities};
+use crate::ops::attr::{SetAttr, SetTime};
+use crate::ops::clone::CloneMode;
+use crate::ops::create::NewInode;
+use crate::ops::file_flags::FileFlags;
+use crate::ops::fork_record::NewFork;
+use crate::ops::rename::RenameMode;
+use crate::ops::xattr::SetXattr;
+use crate::receive::destination::{Destination, Presence, note_of_received};
+use crate::volume::Volume;
+
+/// The access control lists that a new object may have from its directory.
+const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+
+/// A directory of a volume.
+pub struct InVolume {
+    volume: Arc<Volume>,
+    caller: Caller,
+    /// The directory that the trees get their names in. The caller of this type holds it.
+    dir: Ino,
+    /// Name and number of the stage.
+    stage: Option<(Vec<u8>, Ino)>,
+}
+
+fn failed(error: Error) -> io::Error {
+    let kind = match error {
+        Error::NotFound | Error::Stale => io::ErrorKind::NotFound,
+        Error::Exists => io::ErrorKind::AlreadyExists,
+        Error::NotDirectory => io::ErrorKind::NotADirectory,
+        Error::IsDirectory => io::ErrorKind::IsADirectory,
+        Error::Access | Error::NotPermitted => io::ErrorKind::PermissionDenied,
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, error)
+}
+
+/// The directory and the last name of a path.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|&byte| byte == b'/') {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (b"", path),
+    }
+}
+
+impl InVolume {
+    /// The directory `dir`, on behalf of `caller`. The volume keeps the directory by a lookup.
+    #[must_use]
+    pub fn new(volume: Arc<Volume>, caller: Caller, dir: Ino) -> Self {
+        Self {
+            volume,
+            caller,
+            dir,
+            stage: None,
+        }
+    }
+
+    fn stage(&self) -> Result<Ino> {
+        self.stage.as_ref().map(|(_, ino)| *ino).ok_or(Error::Stale)
+    }
+
+    /// Runs `work` on the object at `path`.
+    fn at<T>(&self, path: &[u8], work: impl FnOnce(&Self, Ino) -> Result<T>) -> io::Result<T> {
+        let (dir, name) = split(path);
+        self.below(dir, |this, dir| {
+            let found = this.volume.names().lookup(dir, name)?;
+            let done = work(this, found.ino);
+            this.volume.forget(found.ino, 1);
+            done
+        })
+        .map_err(failed)
+    }
+
+    /// Runs `work` on the directory and the name of `path`.
+    fn place<T>(
+        &self,
+        path: &[u8],
+        work: impl FnOnce(&Self, (Ino, &[u8])) -> Result<T>,
+    ) -> io::Result<T> {
+        let (dir, name) = split(path);
+        let done = self.below(dir, |this, dir| work(this, (dir, name)));
+        done.map_err(failed)
+    }
+
+    /// Runs `work` on the directory at `path`.
+    fn below<T>(&self, path: &[u8], work: impl FnOnce(&Self, Ino) -> Result<T>) -> Result<T> {
+        let names = path.split(|&byte| byte == b'/');
+        let mut held: Vec<Ino> = Vec::new();
+        let mut at = self.stage();
+        for name in names.filter(|name| !name.is_empty()) {
+            at = at.and_then(|dir| {
+                let found = self.volume.names().lookup(dir, name)?;
+                held.push(found.ino);
+                match found.kind {
+                    Kind::Directory => Ok(found.ino),
+                    _ => Err(Error::NotDirectory),
+                }
+            });
+        }
+        let done = at.and_then(|dir| work(self, dir));
+        for ino in held.into_iter().rev() {
+            self.volume.forget(ino, 1);
+        }
+        done
+    }
+
+    fn create(&self, (dir, name): (Ino, &[u8]), object: NewObject<'_>) -> Result<Attr> {
+        let (kind, target, rdev) = match object {
+            NewObject::Directory => (Kind::Directory, &b""[..], 0),
+            NewObject::File(_) => (Kind::Regular, &b""[..], 0),
+            NewObject::Symlink(target) => (Kind::Symlink, target, 0),
+            NewObject::Special(kind, rdev) => (kind, &b""[..], rdev),
+        };
+        let perm = match kind {
+            Kind::Directory => 0o700,
+            Kind::Symlink => 0o777,
+            _ => 0o600,
+        };
+        let is_device = matches!(kind, Kind::CharDevice | Kind::BlockDevice);
+        if is_device && !self.caller.capabilities.have(Capabilities::MKNOD) {
+            return Err(Error::NotPermitted);
+        }
+        let new = NewInode {
+            uid: self.caller.uid,
+            gid: self.caller.gid,
+            rdev,
+            target,
+            ..NewInode::new(kind, perm)
+        };
+        let made = self.volume.names().create(dir, name, &new)?;
+        self.drop_inherited(&made)?;
+        Ok(made)
+    }
+
+    /// Drops lists and flags that a new object has from its directory.
+    fn drop_inherited(&self, made: &Attr) -> Result<()> {
+        let attributes = self.volume.attributes();
+        if matches!(made.kind, Kind::Regular | Kind::Directory)
+            && attributes.flags(made.ino)? != FileFlags::default()
+        {
+            attributes.set_flags(made.ino, FileFlags::default())?;
+        }
+        LISTS
+            .iter()
+            .try_for_each(|list| attributes.removexattr(made.ino, list))
+    }
+
+    fn set(&self, ino: Ino, set: &SetAttr) -> Result<()> {
+        self.volume.attributes().setattr(ino, set, None).map(drop)
+    }
+
+    /// Refuses a caller that may not change the directory of the trees.
+    fn may_change(&self) -> Result<()> {
+        let namespace = self.volume.controls().forks().namespace();
+        let dir = namespace.dir(self.dir)?;
+        let record = dir.state.read().clone();
+        self.caller.may_change(namespace, (&dir, &record))
+    }
+
+    /// The path from the root of the volume of the received tree with this identity.
+    fn received(&self, id: StreamId) -> Result<Option<Vec<u8>>> {
+        let (note, mut after) = (note_of_received(id), None);
+        let forks = self.volume.controls().forks();
+        loop {
+            let some = forks.list(self.volume.names(), &self.caller, ROOT_INO, after)?;
+            let mut found = some.forks.into_iter();
+            let found = found.find(|fork| fork.note == note && fork.has_base && fork.is_own);
+            if let Some(fork) = found {
+                return Ok(Some(fork.path));
+            }
+            after = some.next;
+            if after.is_none() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Looks the object at a path from the root up, and keeps it.
+    fn look_up(&self, path: &[u8]) -> Result<Ino> {
+        let mut at = ROOT_INO;
+        let mut held = None;
+        for name in path.split(|&byte| byte == b'/') {
+            let found = self.volume.names().lookup(at, name);
+            if let Some(before) = held {
+                self.volume.forget(before, 1);
+            }
+            at = found?.ino;
+            held = Some(at);
+        }
+        Ok(at)
+    }
+}
+
+impl Drop for InVolume {
+    fn drop(&mut self) {
+        if let Some((_, stage)) = self.stage.take() {
+            self.volume.forget(stage, 1);
+        }
+    }
+}
+
+impl Destination for InVolume {
+    fn open_stage(&mut self, name: &str, makes: bool) -> io::Result<bool> {
+        let (dir, name) = (self.dir, name.as_bytes());
+        let found = match self.volume.names().lookup(dir, name) {
+            Ok(found) => found,
+            Err(Error::NotFound) if !makes => return Ok(false),
+            Err(Error::NotFound) => {
+                self.may_change().map_err(failed)?;
+                self.create((dir, name), NewObject::Directory)
+                    .map_err(failed)?
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let is_ours = found.kind == Kind::Directory && found.uid == self.caller.uid;
+        if !is_ours {
+            self.volume.forget(found.ino, 1);
+            return Err(failed(Error::Exists));
+        }
+        let perm = Some(0o700);
+        let private = SetAttr {
+            perm,
+            ..SetAttr::default()
+        };
+        self.set(found.ino, &private).map_err(failed)?;
+        if let Some((_, before)) = self.stage.replace((name.to_vec(), found.ino)) {
+            self.volume.forget(before, 1);
+        }
+        Ok(true)
+    }
+
+    fn drop_stage(&mut self) -> io::Result<()> {
+        let Some((name, stage)) = self.stage.take() else {
+            return Ok(());
+        };
+        let trees = self.volume.trees();
+        let removed = trees.remove_tree(&self.caller, self.dir, &name);
+        self.volume.forget(stage, 1);
+        removed.map(drop).map_err(failed)
+    }
+
+    fn staged_names(&mut self) -> io::Result<Vec<Vec<u8>>> {
+        let (stage, mut names) = (self.stage().map_err(failed)?, Vec::new());
+        let read = self.volume.directories().read(stage, 0, |entry| {
+            names.push(entry.name.to_vec());
+            true
+        });
+        names.retain(|name| name != b"." && name != b"..");
+        read.map(|()| names).map_err(failed)
+    }
+
+    fn make(&mut self, path: &[u8], object: NewObject<'_>) -> io::Result<()> {
+        self.place(path, |this, place| {
+            let made = this.create(place, object)?;
+            let sized = match object {
+                NewObject::File(bytes) if bytes > 0 => this.set(
+                    made.ino,
+                    &SetAttr {
+                        size_bytes: Some(bytes),
+                        ..SetAttr::default()
+                    },
+                ),
+                _ => Ok(()),
+            };
+            this.volume.forget(made.ino, 1);
+            sized
+        })
+    }
+
+    fn link(&mut self, path: &[u8], first: &[u8]) -> io::Result<()> {
+        self.at(first, |this, ino| {
+            let (dir, name) = split(path);
+            this.below(dir, |this, dir| {
+                let linked = this.volume.names().link(ino, dir, name)?;
+                this.volume.forget(linked.ino, 1);
+                Ok(())
+            })
+        })
+    }
+
+    fn copy(&mut self, path: &[u8], from: &[u8]) -> io::Result<()> {
+        self.at(from, |this, source| {
+            let (dir, name) = split(path);
+            this.below(dir, |this, dir| {
+                let (trees, mode) = (this.volume.trees(), CloneMode::New);
+                let copied = trees.clone_entry(&this.caller, source, dir, name, mode);
+                copied.map(drop)
+            })
+        })
+    }
+
+    fn remove(&mut self, path: &[u8]) -> io::Result<()> {
+        self.place(path, |this, (dir, name)| {
+            let trees = this.volume.trees();
+            trees.remove_tree(&this.caller, dir, name).map(drop)
+        })
+    }
+
+    fn write(&mut self, path: &[u8], offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.at(path, |this, ino| {
+            let files = this.volume.files();
+            files.write(ino, offset, bytes, None).map(drop)
+        })
+    }
+
+    fn read(&mut self, path: &[u8], max: u64) -> io::Result<Vec<u8>> {
+        let max = u32::try_from(max).unwrap_or(u32::MAX);
+        self.at(path, |this, ino| this.volume.files().read(ino, 0, max))
+    }
+
+    fn punch(&mut self, path: &[u8], offset: u64, len: u64) -> io::Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        self.at(path, |this, ino| {
+            let files = this.volume.files();
+            files.zero_range(ino, offset, len, true, None).map(drop)
+        })
+    }
+
+    fn resize(&mut self, path: &[u8], bytes: u64) -> io::Result<()> {
+        let set = SetAttr {
+            size_bytes: Some(bytes),
+            ..SetAttr::default()
+        };
+        self.at(path, |this, ino| this.set(ino, &set))
+    }
+
+    fn set_attributes(&mut self, path: &[u8], attributes: &SentAttributes) -> io::Result<()> {
+        let owner = (attributes.uid, attributes.gid);
+        let (perm, (uid, gid)) = self.caller.given(attributes.perm, owner);
+        let owner = SetAttr {
+            uid: Some(uid),
+            gid: Some(gid),
+            ..SetAttr::default()
+        };
+        let at = |time| Some(SetTime::At(time));
+        let rest = SetAttr {
+            perm: Some(perm),
+            atime: at(attributes.atime),
+            mtime: at(attributes.mtime),
+            ..SetAttr::default()
+        };
+        self.at(path, |this, ino| {
+            this.set(ino, &owner)?;
+            this.set(ino, &rest)
+        })
+    }
+
+    fn set_flags(&mut self, path: &[u8], flags: SentFlags) -> io::Result<()> {
+        let flags = FileFlags {
+            no_atime: flags.no_atime,
+            no_dump: flags.no_dump,
+            ..FileFlags::default()
+        };
+        self.at(path, |this, ino| {
+            this.volume.attributes().set_flags(ino, flags)
+        })
+    }
+
+    fn set_xattr(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> io::Result<bool> {
+        self.at(path, |this, ino| {
+            let attributes = this.volume.attributes();
+            let kind = attributes.getattr(ino)?.kind;
+            if !this.caller.may_set_xattr(name, kind) {
+                return Ok(false);
+            }
+            let set = attributes.setxattr(ino, name, value, SetXattr::Any);
+            set.map(|()| true)
+        })
+    }
+
+    fn remove_xattr(&mut self, path: &[u8], name: &[u8]) -> io::Result<()> {
+        self.at(path, |this, ino| {
+            match this.volume.attributes().removexattr(ino, name) {
+                Err(Error::NoAttribute) => Ok(()),
+                removed => removed,
+            }
+        })
+    }
+
+    fn has_base(&mut self, id: StreamId) -> io::Result<bool> {
+        let found = self.received(id);
+        found.map(|found| found.is_some()).map_err(failed)
+    }
+
+    fn copy_base(&mut self, path: &[u8], id: StreamId) -> io::Result<()> {
+        let found = self.received(id).map_err(failed)?;
+        let fork = found.ok_or(Error::NotFound);
+        let fork = fork
+            .and_then(|found| self.look_up(&found))
+            .map_err(failed)?;
+        let copied = self.place(path, |this, place| {
+            let trees = this.volume.trees();
+            trees.copy_base(&this.caller, fork, place).map(drop)
+        });
+        self.volume.forget(fork, 1);
+        copied
+    }
+
+    fn fork(&mut self, path: &[u8], from: &[u8], note: &str) -> io::Result<()> {
+        let new = NewFork {
+            note,
+            has_base: true,
+        };
+        self.at(from, |this, source| {
+            let (dir, name) = split(path);
+            this.below(dir, |this, dir| {
+                let forked = this
+                    .volume
+                    .trees()
+                    .fork(&this.caller, source, (dir, name), new);
+                forked.map(drop)
+            })
+        })
+    }
+
+    fn presence(&mut self, name: &[u8]) -> io::Result<Presence> {
+        let found = match self.volume.names().lookup(self.dir, name) {
+            Ok(found) => found,
+            Err(Error::NotFound) => return Ok(Presence::Free),
+            Err(error) => return Err(failed(error)),
+        };
+        let note = self.volume.controls().forks().note_of(found.ino);
+        self.volume.forget(found.ino, 1);
+        let note = note.map_err(failed)?;
+        Ok(note.map_or(Presence::Taken, |note| Presence::of_note(&note)))
+    }
+
+    fn publish(&mut self, path: &[u8], name: &[u8], exchanges: bool) -> io::Result<()> {
+        self.may_change().map_err(failed)?;
+        let mode = match exchanges {
+            true => RenameMode::Exchange,
+            false => RenameMode::NoReplace,
+        };
+        if exchanges {
+            let found = self.volume.names().lookup(self.dir, name).map_err(failed)?;
+            self.volume.forget(found.ino, 1);
+            if found.kind != Kind::Directory {
+                return Err(failed(Error::NotDirectory));
+            }
+        }
+        self.place(path, |this, place| {
+            let names = this.volume.names();
+            names.rename(place, (this.dir, name), mode, None).map(drop)
+        })
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.volume.sync_all().map_err(failed)
+    }
+}

@@ -1,0 +1,82 @@
+//! A patch: the names in which a tree differs from one that the receiver has.
+//!
+//! The names that may differ are found once, when the patch begins (`diff.rs`). Names that only the
+//! old tree has are removed first, then all others are looked at in the order of keys, each as a user
+//! sees it. Directories in which a name came, went or was replaced are completed last, as each of
+//! these changes their times.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ramet_block::{Budget, Held};
+
+use crate::error::Result;
+use crate::format::keys;
+use crate::tools::diff::{Change, Side, suspects};
+use crate::tools::send::lineage::{Lineage, tree_of};
+use crate::tools::send::out::Out;
+
+/// A patch that is being sent.
+pub(super) struct Patch {
+    pub(super) lineage: Arc<Lineage>,
+    /// Names that are removed.
+    pub(super) gone: VecDeque<Bytes>,
+    /// Names that are looked at then.
+    pub(super) left: VecDeque<Bytes>,
+    /// Directories that are completed at last.
+    pub(super) dirs: BTreeSet<Bytes>,
+    /// Directories whose names changed.
+    pub(super) touched: BTreeSet<Bytes>,
+    /// Memory of the names.
+    _held: Held,
+}
+
+impl Patch {
+    /// Finds the names in which the two trees of a lineage differ; `side` has the new one.
+    ///
+    /// # Errors
+    /// `Range` when there are too many, and those of the tree.
+    pub(super) fn plan(budget: &Arc<Budget>, side: &Side, lineage: &Arc<Lineage>) -> Result<Self> {
+        let (old, new) = (lineage.tree()?, tree_of(side, &lineage.new)?);
+        let found = suspects(budget, [&old, &new])?;
+        let at = |object: Bytes| Bytes::from([&lineage.new[..], &object].concat());
+        let mut gone = VecDeque::new();
+        let mut left: BTreeSet<Bytes> = found.candidates.into_iter().map(at).collect();
+        for (object, change) in found.whole {
+            if change == Change::Added {
+                left.insert(at(object));
+            } else {
+                gone.push_back(at(object.clone()));
+                if change == Change::Kind {
+                    left.insert(at(object));
+                }
+            }
+        }
+        left.insert(lineage.new.clone());
+        Ok(Self {
+            lineage: Arc::clone(lineage),
+            gone,
+            left: left.into_iter().collect(),
+            dirs: BTreeSet::new(),
+            touched: BTreeSet::new(),
+            _held: found.held,
+        })
+    }
+
+    /// Notes that the names of the directory of an object change.
+    pub(super) fn touch(&mut self, object: &Bytes) {
+        if let Some((dir, _)) = keys::split_child(object)
+            && object.len() > self.lineage.new.len()
+        {
+            let dir = object.slice(..dir.len());
+            self.dirs.insert(dir.clone());
+            self.touched.insert(dir);
+        }
+    }
+
+    pub(super) fn remove(&mut self, out: &mut Out, object: &Bytes) {
+        out.put_removal(object);
+        self.touch(object);
+    }
+}
