@@ -202,6 +202,20 @@ pub enum Verb {
     ///
     /// The archive is in the PAX format, with extended attributes and hard links, sorted by name.
     Export(Export),
+    /// Write directory trees to standard output as a stream for `ramet receive`
+    ///
+    /// All trees are sent as of one moment, with everything that a clone keeps. Trees and files that
+    /// are clones of each other are sent once, and share again where they are received. With --from,
+    /// the stream has only the differences from a snapshot that was sent before. Root and the user
+    /// of the mount may send.
+    Send(Send),
+    /// Make directory trees of a stream of `ramet send` on standard input
+    ///
+    /// Each tree appears in DIR under the name that it was sent with, once the whole stream is there,
+    /// and is durable when the command returns. After a command that was ended before, the same
+    /// stream goes on where it was. The trees are forks without an origin: `ramet forks` tells their
+    /// changes since.
+    Receive(Receive),
     /// Measure Ramet beside other file systems
     ///
     /// The command runs ramet-bench, a program of its own, with the same arguments.
@@ -784,6 +798,46 @@ pub struct Import {
 #[derive(Debug, Args)]
 pub struct Export {
     /// Directory, as a rule on a Ramet mount
+    pub dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Send {
+    /// Send the trees as this snapshot of the volume has them, and not those of today. A later --from
+    /// takes its name
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub at: Option<String>,
+    /// Send the differences from this snapshot only: it was sent by --at and is still there, and the
+    /// receiver has the trees as they came
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub from: Option<String>,
+    /// Leave out the first N sections, which the receiver has: 'ramet receive' tells the number
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub behind: u64,
+    /// Memory that the command may take for an unmounted volume, such as 512M; the default is the
+    /// smaller of a quarter of the machine's memory and half of the control group's limit
+    #[arg(long, value_name = "N")]
+    pub memory: Option<Size>,
+    /// Directories on a Ramet mount; DIR/.ramet/snapshots/NAME/PATH is one of a snapshot. VOLUME and
+    /// VOLUME:/PATH are directories of a volume that is not mounted
+    #[arg(required = true)]
+    pub dirs: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct Receive {
+    /// Replace directories that have the names of the trees, each atomically
+    #[arg(long)]
+    pub replace: bool,
+    /// Print as JSON: names, counts and bytes
+    #[arg(long)]
+    pub json: bool,
+    /// Memory that the command may take for an unmounted volume, such as 512M; the default is the
+    /// smaller of a quarter of the machine's memory and half of the control group's limit
+    #[arg(long, value_name = "N")]
+    pub memory: Option<Size>,
+    /// Directory that gets the trees, on a Ramet mount. VOLUME and VOLUME:/PATH are directories of a
+    /// volume that is not mounted
     pub dir: PathBuf,
 }
 

@@ -227,7 +227,7 @@ impl Root {
 
     /// A token for an entry of the directory, or for the directory (`.`). The token names it in
     /// another call, once.
-    fn source(&self, name: &OsStr) -> Answer<SourceReply> {
+    pub fn source(&self, name: &OsStr) -> Answer<SourceReply> {
         let request = NameRequest {
             name: name.as_bytes().to_vec(),
         };

@@ -8,7 +8,7 @@ pub mod archive;
 pub mod read;
 pub mod report;
 pub mod rights;
-mod sink;
+pub mod sink;
 mod tally;
 mod unpack;
 pub mod walk;

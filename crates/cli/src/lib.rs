@@ -40,6 +40,7 @@ mod past;
 mod policy;
 mod pressure;
 mod progress;
+mod receive;
 mod refresh;
 mod refusal;
 mod rename;
@@ -48,6 +49,7 @@ mod repository;
 mod request;
 mod resolve;
 mod scrub;
+mod send;
 mod size;
 mod snapshot;
 mod staged;
@@ -140,6 +142,8 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Du(args) => du::run(&args)?,
         Verb::Import(args) => return import::run(&args),
         Verb::Export(args) => return export::run(&args),
+        Verb::Send(args) => send::run(&args)?,
+        Verb::Receive(args) => receive::run(&args)?,
         Verb::Bench(args) => return Err(bench::run(&args)),
     }
     Ok(0)

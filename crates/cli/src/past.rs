@@ -42,7 +42,7 @@ pub struct Located {
     /// Names from the mount point, joined by `/`.
     pub inside: Vec<u8>,
     /// Names from the root of the volume, joined by `/`.
-    path: Vec<u8>,
+    pub path: Vec<u8>,
 }
 
 impl Located {
@@ -214,6 +214,24 @@ impl Shown {
             std::fs::read_link(link).is_ok_and(|dir| dir == self.views)
         }))
     }
+}
+
+/// The mount whose view of a snapshot shows the object at `path`, with the name of the snapshot: by
+/// `DIR/.ramet/snapshots/NAME/PATH`. None for an object elsewhere.
+pub fn shown_in_view(path: &Path) -> Outcome<Option<(Located, String)>> {
+    let Some(shown) = Shown::find(path)? else {
+        return Ok(None);
+    };
+    let whole = std::path::absolute(path).map_err(|e| Failure::system(path, e))?;
+    let mut above = whole.ancestors();
+    let top = above.find(|dir| dir.file_name().is_some_and(|name| name == ".ramet"));
+    let Some(top) = top.and_then(Path::parent) else {
+        let why = "a view is named by the path of its mount: DIR/.ramet/snapshots/NAME/PATH";
+        return Err(Failure::at(path, why));
+    };
+    let mut located = Located::find(top)?;
+    located.path = shown.path;
+    Ok(Some((located, shown.snapshot)))
 }
 
 /// Clones an object of today, or one that a view of a snapshot shows.

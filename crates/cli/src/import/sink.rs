@@ -250,7 +250,7 @@ fn exists(path: &Path) -> Failure {
 }
 
 /// The process, as the owner of an unmounted volume.
-fn caller_of(rights: Rights) -> Caller {
+pub fn caller_of(rights: Rights) -> Caller {
     let groups = getgroups().unwrap_or_default();
     Caller {
         uid: geteuid().as_raw(),
@@ -261,7 +261,7 @@ fn caller_of(rights: Rights) -> Caller {
 }
 
 /// Image and path of a destination `VOLUME:/path`. A directory is no volume.
-fn of_volume(dst: &Path) -> Option<(&Path, &OsStr)> {
+pub fn of_volume(dst: &Path) -> Option<(&Path, &OsStr)> {
     let text = dst.as_os_str().as_bytes();
     let at = text.windows(2).position(|pair| pair == b":/")?;
     let (volume, inside) = (OsStr::from_bytes(&text[..at]), &text[at + 1..]);

@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CloneRequest, DIFF, DIFF_START, DiffRequest, FAILED_WRITE_BACKS, FORK, GROW,
-    IMPORT, LookRequest, NameRequest, PUBLISH, PublishRequest, REMOVE, SCRUB, SCRUB_START,
+    IMPORT, LookRequest, NameRequest, PUBLISH, PublishRequest, REMOVE, SCRUB, SCRUB_START, SEND,
     SNAPSHOT, SOURCE, STAGE, STAT, SYNC, ScrubRequest, SourceReply, USAGE, decode_stat_reply,
     encode_import_counts, encode_source_reply, encode_stat_reply, encode_usage,
 };
 use ramet_fs::{
     Caller, Capabilities, CloneMode, ControlState, Error, ForkReply, ForkRequest, Ino,
-    Invalidation, MergeRequest, NewFork, Result, SnapshotReply, SnapshotRequest, StageRequest,
-    Volume, answer_forks, answer_snapshots, merge_fork,
+    Invalidation, MergeRequest, NewFork, Result, SendRequest, SnapshotReply, SnapshotRequest,
+    StageRequest, Volume, answer_forks, answer_snapshots, merge_fork,
 };
 
 use rustix::io::Errno;
@@ -42,6 +42,8 @@ pub(crate) enum Call {
     Publish(PublishRequest),
     Snapshot(SnapshotRequest),
     Fork(ForkRequest),
+    /// Make a stream, or go on with it.
+    Send(SendRequest),
     /// Stage a change: [`ControlCalls`](crate::server::control_calls::ControlCalls) does.
     Stage(StageRequest),
 }
@@ -104,6 +106,11 @@ impl Call {
                     .map(Self::Fork)
                     .map_err(|_| Error::Invalid("a request about forks"))
             }),
+            SEND => decode_stat_reply(bytes).and_then(|json| {
+                serde_json::from_str(json)
+                    .map(Self::Send)
+                    .map_err(|_| Error::Invalid("a request for a stream"))
+            }),
             STAGE => decode_stat_reply(bytes).and_then(|json| {
                 serde_json::from_str(json)
                     .map(Self::Stage)
@@ -125,10 +132,11 @@ impl Call {
                 ForkRequest::Make { .. }
                 | ForkRequest::Drop { .. }
                 | ForkRequest::Reset { .. }
+                | ForkRequest::CopyBase { .. }
                 | ForkRequest::Merge(MergeRequest { dry_run: false, .. }),
             ) => Pace::Structural,
             Self::Snapshot(SnapshotRequest::Serve(_)) => Pace::Mounts,
-            Self::Snapshot(_) | Self::Fork(_) => Pace::Waits,
+            Self::Snapshot(_) | Self::Fork(_) | Self::Send(_) => Pace::Waits,
             Self::Sync
             | Self::Checkpoint
             | Self::Diff(_)
@@ -155,6 +163,7 @@ impl Call {
             Self::Diff(request) => (request.session, request.flags & DIFF_START != 0),
             Self::Scrub(request) => (request.session, request.flags & SCRUB_START != 0),
             Self::Snapshot(SnapshotRequest::Diff { session, .. }) => (*session, true),
+            Self::Send(request) => request.session(),
             _ => return None,
         };
         owns_volume(caller).ok()?;
@@ -221,19 +230,31 @@ impl Call {
             Self::Fork(request) => {
                 (stale, data) = fork_reply(volume, tokens, (dir, request), caller)?;
             }
+            Self::Send(request) => {
+                owns_volume(caller)?;
+                let (state, request) = (state.ok_or(Error::Stale)?, (dir, request));
+                data = volume.controls().send(state, volume.snapshots(), request)?;
+            }
             Self::Usage => data = encode_usage(&volume.controls().usage(dir)?),
             Self::Stat => data = encode_counters(&counters(volume, counts, prefetch)?)?,
-            Self::Scrub(request) => {
-                owns_volume(caller)?;
-                let starts = request.flags & SCRUB_START != 0;
-                let page = volume
-                    .controls()
-                    .scrub_page(state.ok_or(Error::Stale)?, starts)?;
-                data = encode_json(serde_json::to_string(&page))?;
-            }
+            Self::Scrub(request) => data = scrub_reply(volume, request, state, caller)?,
         }
         Ok((stale, data))
     }
+}
+
+/// The answer to SCRUB.
+fn scrub_reply(
+    volume: &Volume,
+    request: &ScrubRequest,
+    state: Option<&ControlState>,
+    caller: &Caller,
+) -> Result<Vec<u8>> {
+    owns_volume(caller)?;
+    let starts = request.flags & SCRUB_START != 0;
+    let state = state.ok_or(Error::Stale)?;
+    let page = volume.controls().scrub_page(state, starts)?;
+    encode_json(serde_json::to_string(&page))
 }
 
 /// Makes the volume longer.
@@ -270,6 +291,10 @@ fn fork_reply(
         }
         ForkRequest::Reset { name, top } => {
             stale = trees.reset_fork(caller, (dir, name), Ino(*top))?;
+        }
+        ForkRequest::CopyBase { fork, name } => {
+            let fork = tokens.redeem(caller, *fork)?;
+            stale = trees.copy_base(caller, fork.ino, (dir, name))?;
         }
         ForkRequest::Merge(request) => {
             let fork = tokens.redeem(caller, request.fork)?;

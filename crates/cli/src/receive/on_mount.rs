@@ -1,0 +1,557 @@
+//! A directory of a mount, as the place of received trees.
+//!
+//! Objects are made by calls of the system, below a directory that only the caller may enter: the
+//! stage. Each path is walked from there, name by name, and no symbolic link is followed. Clones,
+//! forks and removals of trees are calls of the daemon.
+
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use ramet_fs::control::{CLONE, CloneRequest, NameRequest, REMOVE};
+use ramet_fs::{
+    Caller, Destination, ForkRequest, Kind, NewObject, Presence, SentAttributes, SentFlags,
+    StreamId, note_of_received, path_of_text,
+};
+use rustix::fs::{
+    AtFlags, Dev, Dir, FallocateFlags, FileType, FlockOperation, Gid, IFlags, Mode, OFlags,
+    RenameFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fallocate, fchmod,
+    flock, fstat, ftruncate, ioctl_getflags, ioctl_setflags, linkat, lremovexattr, lsetxattr,
+    makedev, mkdirat, mknodat, openat, renameat_with, statat, symlinkat, utimensat,
+};
+use rustix::io::Errno;
+
+use crate::control::{Root, is_dir, mounted, refuse_if_mounted_on, refuse_if_read_only};
+use crate::failure::Outcome;
+use crate::import::rights::Rights;
+use crate::import::sink::caller_of;
+use crate::past::Located;
+
+const LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
+const FLAGS: IFlags = IFlags::NOATIME.union(IFlags::NODUMP);
+
+/// An open directory of the stage.
+struct Opened {
+    path: Vec<u8>,
+    dir: OwnedFd,
+    /// Its new objects have lists or flags of it.
+    gives: bool,
+}
+
+/// See the module.
+pub struct OnMount {
+    /// The directory of the trees.
+    root: Root,
+    /// The top of the mount, below which forks are looked for.
+    top: Root,
+    caller: Caller,
+    stage: Option<(String, OwnedFd)>,
+    /// The directory that was used last.
+    last: Option<Opened>,
+    /// The file that was written last.
+    file: Option<(Vec<u8>, File)>,
+}
+
+fn split(path: &[u8]) -> (&[u8], &OsStr) {
+    let (dir, name) = match path.iter().rposition(|&byte| byte == b'/') {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (&b""[..], path),
+    };
+    (dir, OsStr::from_bytes(name))
+}
+
+/// The path of a name in an open directory, for calls that take no directory.
+fn by_proc(dir: &OwnedFd, name: &OsStr) -> CString {
+    let prefix = format!("/proc/self/fd/{}/", dir.as_raw_fd());
+    let path = [prefix.as_bytes(), name.as_bytes()].concat();
+    CString::new(path).expect("names have no NUL")
+}
+
+fn readable(dir: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(dir, name, flags, Mode::empty())
+}
+
+fn status(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<Stat> {
+    statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+impl OnMount {
+    /// The directory `dir` of a mount.
+    ///
+    /// # Errors
+    /// It is none, or takes no changes.
+    pub fn open(dir: &Path) -> Outcome<OnMount> {
+        let root = Root::open_tree(dir)?;
+        root.stats_json().map_err(|e| mounted(dir, e))?;
+        refuse_if_read_only(&root, dir)?;
+        Ok(OnMount {
+            root,
+            top: Located::find(dir)?.root,
+            caller: caller_of(Rights::of_process()),
+            stage: None,
+            last: None,
+            file: None,
+        })
+    }
+
+    fn stage(&self) -> rustix::io::Result<&OwnedFd> {
+        self.stage
+            .as_ref()
+            .map(|(_, stage)| stage)
+            .ok_or(Errno::STALE)
+    }
+
+    /// The directory at `path` in the stage.
+    fn dir(&mut self, path: &[u8]) -> rustix::io::Result<&Opened> {
+        let is_open = self.last.as_ref().is_some_and(|last| last.path == path);
+        if !is_open {
+            let below = |last: &Opened| -> Option<usize> {
+                let rest = path.strip_prefix(&last.path[..])?;
+                rest.starts_with(b"/").then_some(last.path.len() + 1)
+            };
+            let last = self.last.take();
+            let (mut dir, from) = match last.as_ref().and_then(|last| Some((last, below(last)?))) {
+                Some((last, from)) => (last.dir.try_clone().map_err(|_| Errno::MFILE)?, from),
+                None => (readable(self.stage()?, OsStr::new("."))?, 0),
+            };
+            let names = path[from..].split(|&byte| byte == b'/');
+            for name in names.filter(|name| !name.is_empty()) {
+                dir = readable(&dir, OsStr::from_bytes(name))?;
+            }
+            let gives = gives(&dir);
+            let path = path.to_vec();
+            self.last = Some(Opened { path, dir, gives });
+        }
+        self.last.as_ref().ok_or(Errno::STALE)
+    }
+
+    /// Runs `work` on the directory and the name of `path`. The owner of a directory that may not be
+    /// changed changes it all the same: its attributes come at the end.
+    fn change<T>(
+        &mut self,
+        path: &[u8],
+        work: impl Fn(&OwnedFd, &OsStr) -> rustix::io::Result<T>,
+    ) -> io::Result<T> {
+        let (dir, name) = split(path);
+        let dir = &self.dir(dir)?.dir;
+        match work(dir, name) {
+            Err(Errno::ACCESS) => {
+                let mode = Mode::from_raw_mode(fstat(dir)?.st_mode);
+                fchmod(dir, mode | Mode::RWXU)?;
+                let done = work(dir, name);
+                fchmod(dir, mode)?;
+                Ok(done?)
+            }
+            done => Ok(done?),
+        }
+    }
+
+    /// The file at `path`, for writing.
+    fn file(&mut self, path: &[u8]) -> io::Result<&File> {
+        let is_open = self.file.as_ref().is_some_and(|(at, _)| at == path);
+        if !is_open {
+            let (dir, name) = split(path);
+            let dir = &self.dir(dir)?.dir;
+            let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+            let opened = match openat(dir, name, flags, Mode::empty()) {
+                // The owner of a file that may not be written: its attributes come at the end.
+                Err(Errno::ACCESS) if !is_link(&status(dir, name)?) => {
+                    chmod(by_proc(dir, name), Mode::RUSR | Mode::WUSR)?;
+                    openat(dir, name, flags, Mode::empty())
+                }
+                opened => opened,
+            };
+            self.file = Some((path.to_vec(), File::from(opened?)));
+        }
+        let file = self.file.as_ref().map(|(_, file)| file);
+        file.ok_or_else(|| Errno::STALE.into())
+    }
+
+    /// Forgets open objects: names lead to others now.
+    fn forget(&mut self) {
+        (self.last, self.file) = (None, None);
+    }
+
+    fn token(&mut self, path: &[u8]) -> io::Result<u64> {
+        let (dir, name) = split(path);
+        let dir = self.dir(dir)?.dir.try_clone()?;
+        Ok(Root(dir).source(name)?.token)
+    }
+
+    /// The path below `root` of a fork of the caller that has a base, and a note that `takes` it.
+    fn own_fork(root: &Root, takes: impl Fn(&str) -> bool) -> io::Result<Option<Vec<u8>>> {
+        let mut after = None;
+        loop {
+            let reply = root.ask_forks(&ForkRequest::List { after })?;
+            for fork in reply.forks {
+                let path = path_of_text(&fork.path).map_err(io::Error::other)?;
+                if fork.has_base && fork.is_own && takes(&fork.note) {
+                    return Ok(Some(path));
+                }
+            }
+            after = reply.next;
+            if after.is_none() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The path from the top of the mount of the received tree with this identity.
+    fn received(&self, id: StreamId) -> io::Result<Option<Vec<u8>>> {
+        let wanted = note_of_received(id);
+        Self::own_fork(&self.top, |note| note == wanted)
+    }
+
+    fn rename(&self, path: &[u8], name: &OsStr, flags: RenameFlags) -> rustix::io::Result<()> {
+        let name_in_stage = OsStr::from_bytes(path);
+        renameat_with(self.stage()?, name_in_stage, &self.root.0, name, flags)
+    }
+}
+
+/// Whether the new objects of a directory have lists or flags of it. A directory that does not tell
+/// may have them.
+fn gives(dir: &OwnedFd) -> bool {
+    let has_list = rustix::fs::fgetxattr(dir, LISTS[1], &mut [0u8; 0]) != Err(Errno::NODATA);
+    let has_flags = ioctl_getflags(dir).map_or(true, |flags| flags.intersects(FLAGS));
+    has_list || has_flags
+}
+
+fn is_link(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Symlink
+}
+
+/// Drops lists and flags that a new object has from its directory.
+fn drop_inherited(dir: &OwnedFd, name: &OsStr, object: NewObject<'_>) -> rustix::io::Result<()> {
+    if matches!(object, NewObject::Symlink(_)) {
+        return Ok(());
+    }
+    for list in LISTS {
+        match lremovexattr(by_proc(dir, name), list) {
+            Err(Errno::NODATA | Errno::ACCESS) => {}
+            removed => removed?,
+        }
+    }
+    match object {
+        NewObject::File(_) | NewObject::Directory => put_flags(dir, name, IFlags::empty()),
+        NewObject::Symlink(_) | NewObject::Special(..) => Ok(()),
+    }
+}
+
+fn put_flags(dir: &OwnedFd, name: &OsStr, wanted: IFlags) -> rustix::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let object = openat(dir, name, flags, Mode::empty())?;
+    let now = ioctl_getflags(&object)?;
+    let next = now.difference(FLAGS).union(wanted);
+    match now == next {
+        true => Ok(()),
+        false => ioctl_setflags(&object, next),
+    }
+}
+
+fn make(dir: &OwnedFd, name: &OsStr, object: NewObject<'_>) -> rustix::io::Result<Option<File>> {
+    let (private, flags) = (Mode::RUSR | Mode::WUSR, OFlags::CLOEXEC | OFlags::NOFOLLOW);
+    match object {
+        NewObject::Directory => mkdirat(dir, name, Mode::RWXU)?,
+        NewObject::File(bytes) => {
+            let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
+            let file = openat(dir, name, flags, private)?;
+            if bytes > 0 {
+                ftruncate(&file, bytes)?;
+            }
+            return Ok(Some(File::from(file)));
+        }
+        NewObject::Symlink(target) => symlinkat(OsStr::from_bytes(target), dir, name)?,
+        NewObject::Special(kind, device) => {
+            let kind = match kind {
+                Kind::Fifo => FileType::Fifo,
+                Kind::Socket => FileType::Socket,
+                Kind::CharDevice => FileType::CharacterDevice,
+                Kind::BlockDevice => FileType::BlockDevice,
+                Kind::Regular | Kind::Directory | Kind::Symlink => return Err(Errno::INVAL),
+            };
+            mknodat(dir, name, kind, private, device_of(device))?;
+        }
+    }
+    Ok(None)
+}
+
+/// The number of a device as the system takes it.
+fn device_of(device: u32) -> Dev {
+    let (major, minor) = (device >> 8 & 0xfff, device & 0xff | device >> 12 & !0xff);
+    makedev(major, minor)
+}
+
+impl Destination for OnMount {
+    fn open_stage(&mut self, name: &str, makes: bool) -> io::Result<bool> {
+        self.forget();
+        self.stage = None;
+        if makes {
+            mkdirat(&self.root.0, name, Mode::RWXU)?;
+        }
+        let stage = match readable(&self.root.0, OsStr::new(name)) {
+            Err(Errno::NOENT) => return Ok(false),
+            stage => stage?,
+        };
+        if fstat(&stage)?.st_uid != self.caller.uid {
+            return Err(Errno::EXIST.into());
+        }
+        flock(&stage, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            io::Error::other("another command receives this stream here at the moment")
+        })?;
+        fchmod(&stage, Mode::RWXU)?;
+        for list in LISTS {
+            match rustix::fs::fremovexattr(&stage, list) {
+                Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
+                removed => removed?,
+            }
+        }
+        put_flags(&stage, OsStr::new("."), IFlags::empty())?;
+        self.stage = Some((name.to_owned(), stage));
+        Ok(true)
+    }
+
+    fn drop_stage(&mut self) -> io::Result<()> {
+        self.forget();
+        match self.stage.take() {
+            Some((name, _)) => Ok(self.root.remove(OsStr::new(&name))?),
+            None => Ok(()),
+        }
+    }
+
+    fn staged_names(&mut self) -> io::Result<Vec<Vec<u8>>> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(self.stage()?)? {
+            let name = entry?.file_name().to_bytes().to_vec();
+            if name != b"." && name != b".." {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    fn make(&mut self, path: &[u8], object: NewObject<'_>) -> io::Result<()> {
+        let made = self.change(path, |dir, name| make(dir, name, object))?;
+        let (dir, name) = split(path);
+        let opened = self.dir(dir)?;
+        if opened.gives {
+            drop_inherited(&opened.dir, name, object)?;
+        }
+        if let Some(file) = made {
+            self.file = Some((path.to_vec(), file));
+        }
+        Ok(())
+    }
+
+    fn link(&mut self, path: &[u8], first: &[u8]) -> io::Result<()> {
+        let (from, first) = split(first);
+        let from = self.dir(from)?.dir.try_clone()?;
+        self.change(path, |dir, name| {
+            linkat(&from, first, dir, name, AtFlags::empty())
+        })
+    }
+
+    fn copy(&mut self, path: &[u8], from: &[u8]) -> io::Result<()> {
+        self.file = None;
+        let source = self.token(from)?;
+        self.change(path, |dir, name| {
+            let request = CloneRequest {
+                flags: 0,
+                source,
+                name: name.as_bytes().to_vec(),
+            };
+            let mut bytes = request.encode().map_err(|_| Errno::NAMETOOLONG)?;
+            Root::call_on(dir, CLONE, &mut bytes)
+        })
+    }
+
+    fn remove(&mut self, path: &[u8]) -> io::Result<()> {
+        self.file = None;
+        let done = self.change(path, |dir, name| {
+            let name = name.as_bytes().to_vec();
+            let mut bytes = NameRequest { name }
+                .encode()
+                .map_err(|_| Errno::NAMETOOLONG)?;
+            Root::call_on(dir, REMOVE, &mut bytes)
+        });
+        self.forget();
+        done
+    }
+
+    fn write(&mut self, path: &[u8], offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file(path)?.write_all_at(bytes, offset)
+    }
+
+    fn read(&mut self, path: &[u8], max: u64) -> io::Result<Vec<u8>> {
+        let (dir, name) = split(path);
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = File::from(openat(&self.dir(dir)?.dir, name, flags, Mode::empty())?);
+        let len = file.metadata()?.len().min(max);
+        let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
+        file.read_exact_at(&mut bytes, 0)?;
+        Ok(bytes)
+    }
+
+    fn punch(&mut self, path: &[u8], offset: u64, len: u64) -> io::Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(fallocate(self.file(path)?, mode, offset, len)?)
+    }
+
+    fn resize(&mut self, path: &[u8], bytes: u64) -> io::Result<()> {
+        Ok(ftruncate(self.file(path)?, bytes)?)
+    }
+
+    fn set_attributes(&mut self, path: &[u8], attributes: &SentAttributes) -> io::Result<()> {
+        self.file = None;
+        let (dir, name) = split(path);
+        let owner = (attributes.uid, attributes.gid);
+        let (perm, (uid, gid)) = self.caller.given(attributes.perm, owner);
+        let dir = &self.dir(dir)?.dir;
+        let stat = status(dir, name)?;
+        let nofollow = AtFlags::SYMLINK_NOFOLLOW;
+        if (stat.st_uid, stat.st_gid) != (uid, gid) {
+            let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+            chownat(dir, name, Some(uid), Some(gid), nofollow)?;
+        }
+        if !is_link(&stat) {
+            chmod(by_proc(dir, name), Mode::from_raw_mode(perm))?;
+        }
+        let time = |time: ramet_fs::Time| Timespec {
+            tv_sec: time.secs,
+            tv_nsec: time.nanos.into(),
+        };
+        let times = Timestamps {
+            last_access: time(attributes.atime),
+            last_modification: time(attributes.mtime),
+        };
+        Ok(utimensat(dir, name, &times, nofollow)?)
+    }
+
+    fn set_flags(&mut self, path: &[u8], flags: SentFlags) -> io::Result<()> {
+        let mut wanted = IFlags::empty();
+        wanted.set(IFlags::NOATIME, flags.no_atime);
+        wanted.set(IFlags::NODUMP, flags.no_dump);
+        let (dir, name) = split(path);
+        Ok(put_flags(&self.dir(dir)?.dir, name, wanted)?)
+    }
+
+    fn set_xattr(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> io::Result<bool> {
+        let (dir, of) = split(path);
+        let dir = &self.dir(dir)?.dir;
+        let kind = Kind::from_mode(status(dir, of)?.st_mode);
+        if !kind.is_some_and(|kind| self.caller.may_set_xattr(name, kind)) {
+            return Ok(false);
+        }
+        let dir = &self.dir(split(path).0)?.dir;
+        let name = OsStr::from_bytes(name);
+        lsetxattr(by_proc(dir, of), name, value, XattrFlags::empty())?;
+        Ok(true)
+    }
+
+    fn remove_xattr(&mut self, path: &[u8], name: &[u8]) -> io::Result<()> {
+        let (dir, of) = split(path);
+        let dir = &self.dir(dir)?.dir;
+        match lremovexattr(by_proc(dir, of), OsStr::from_bytes(name)) {
+            Err(Errno::NODATA | Errno::PERM) => Ok(()),
+            removed => Ok(removed?),
+        }
+    }
+
+    fn has_base(&mut self, id: StreamId) -> io::Result<bool> {
+        self.received(id).map(|found| found.is_some())
+    }
+
+    fn copy_base(&mut self, path: &[u8], id: StreamId) -> io::Result<()> {
+        let found = self.received(id)?.ok_or(Errno::NOENT)?;
+        let mut at = self.top.again()?.0;
+        let (dir, name) = split(&found);
+        for name in dir.split(|&b| b == b'/').filter(|name| !name.is_empty()) {
+            at = readable(&at, OsStr::from_bytes(name))?;
+        }
+        let fork = Root(at).source(name)?.token;
+        self.change(path, |dir, name| {
+            let name = name.as_bytes().to_vec();
+            let dir = Root(dir.try_clone().map_err(|_| Errno::MFILE)?);
+            dir.ask_forks(&ForkRequest::CopyBase { fork, name })
+                .map(drop)
+        })
+    }
+
+    fn fork(&mut self, path: &[u8], from: &[u8], note: &str) -> io::Result<()> {
+        self.file = None;
+        let source = self.token(from)?;
+        self.change(path, |dir, name| {
+            let request = ForkRequest::Make {
+                source,
+                name: name.as_bytes().to_vec(),
+                note: note.to_owned(),
+                base: true,
+            };
+            let dir = Root(dir.try_clone().map_err(|_| Errno::MFILE)?);
+            dir.ask_forks(&request).map(drop)
+        })
+    }
+
+    fn presence(&mut self, name: &[u8]) -> io::Result<Presence> {
+        match status(&self.root.0, OsStr::from_bytes(name)) {
+            Err(Errno::NOENT) => return Ok(Presence::Free),
+            Ok(stat) if is_dir(&stat) => {}
+            Ok(_) => return Ok(Presence::Taken),
+            Err(e) => return Err(e.into()),
+        }
+        let mut after = None;
+        loop {
+            let reply = self.root.ask_forks(&ForkRequest::List { after })?;
+            for fork in reply.forks {
+                if path_of_text(&fork.path).is_ok_and(|path| path == name) {
+                    return Ok(Presence::of_note(&fork.note));
+                }
+            }
+            after = reply.next;
+            if after.is_none() {
+                return Ok(Presence::Taken);
+            }
+        }
+    }
+
+    fn publish(&mut self, path: &[u8], name: &[u8], exchanges: bool) -> io::Result<()> {
+        self.forget();
+        let name = OsStr::from_bytes(name);
+        let flags = match exchanges {
+            true => RenameFlags::EXCHANGE,
+            false => RenameFlags::NOREPLACE,
+        };
+        if exchanges {
+            if !is_dir(&status(&self.root.0, name)?) {
+                return Err(Errno::NOTDIR.into());
+            }
+            let shown = Path::new(name);
+            refuse_if_mounted_on(&self.root, name, shown)
+                .map_err(|why| io::Error::other(why.to_string()))?;
+        }
+        match self.rename(path, name, flags) {
+            // A directory that its owner may not write does not move.
+            Err(Errno::ACCESS) => {
+                let staged = by_proc(self.stage()?, OsStr::from_bytes(path));
+                let mode = rustix::fs::lstat(&staged)?.st_mode;
+                let mode = Mode::from_raw_mode(mode);
+                chmod(&staged, mode | Mode::WUSR)?;
+                self.rename(path, name, flags)?;
+                Ok(chmod(by_proc(&self.root.0, name), mode)?)
+            }
+            renamed => Ok(renamed?),
+        }
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.forget();
+        Ok(self.root.sync()?)
+    }
+}
