@@ -116,6 +116,14 @@ mod tests {
         let current = maximum;
         setrlimit(Resource::Core, Rlimit { current, maximum }).unwrap();
         let by = std::env::var("RAMET_DIES_BY").unwrap();
+        if std::env::var_os("IGNORED").is_none_or(|ignored| ignored.is_empty()) {
+            // A shell has its background commands ignore SIGQUIT, and so the tests.
+            let action = default_action();
+            // SAFETY: the call reads a structure that lives here, with the default action.
+            let done =
+                unsafe { libc::sigaction(libc::SIGQUIT, &raw const action, ptr::null_mut()) };
+            outcome(done).unwrap();
+        }
         if std::env::var_os("RAMET_DUMPS").is_none() {
             end_without_core().unwrap();
         }
