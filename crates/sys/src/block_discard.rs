@@ -9,6 +9,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
+use crate::outcome::outcome;
+
 /// `BLKDISCARD` of linux/fs.h: `_IO(0x12, 119)`, with a start and a length in bytes.
 const BLKDISCARD: u32 = 0x1277;
 
@@ -32,10 +34,7 @@ pub fn discard_blocks(fd: impl AsFd, addr: u64, len_bytes: u64) -> io::Result<()
             std::ptr::from_ref(&range),
         )
     };
-    match done {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    outcome(done).map(drop)
 }
 
 #[cfg(test)]

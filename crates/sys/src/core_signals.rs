@@ -19,6 +19,8 @@ use std::sync::OnceLock;
 
 use libc::{c_int, c_void, sigaction, siginfo_t};
 
+use crate::outcome::outcome;
+
 /// Those of signal(7) with the action "Core", but for `SIGXCPU` and `SIGXFSZ`.
 const SIGNALS: [c_int; 8] = [
     libc::SIGQUIT,
@@ -90,13 +92,6 @@ extern "C" fn end(signal: c_int, told: *mut siginfo_t, _: *mut c_void) {
 fn default_action() -> sigaction {
     // SAFETY: a zeroed action is `SIG_DFL` with no flags and an empty mask.
     unsafe { MaybeUninit::zeroed().assume_init() }
-}
-
-fn outcome(done: c_int) -> io::Result<()> {
-    match done {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 #[cfg(test)]

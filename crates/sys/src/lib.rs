@@ -19,6 +19,7 @@ mod fuse_ring;
 mod heap;
 mod loop_device;
 mod mapping;
+mod outcome;
 mod pages;
 mod range_lock;
 mod revocable;

@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::io::Errno;
 
+use crate::outcome::outcome;
+
 /// The kind of lock of a byte range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeLock {
@@ -71,10 +73,8 @@ pub fn may_lock_range(fd: impl AsFd, range: &Range<u64>, lock: RangeLock) -> io:
     // SAFETY: the kernel reads one `struct flock64` from a live variable that nothing else borrows,
     // and writes another one there.
     let done = unsafe { libc::fcntl(fd.as_fd().as_raw_fd(), libc::F_OFD_GETLK, &raw mut request) };
-    match done {
-        0 => Ok(libc::c_int::from(request.l_type) == libc::F_UNLCK),
-        _ => Err(io::Error::last_os_error()),
-    }
+    outcome(done)?;
+    Ok(libc::c_int::from(request.l_type) == libc::F_UNLCK)
 }
 
 #[cfg(test)]

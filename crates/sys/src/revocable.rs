@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::mapping::map_shared;
+use crate::outcome::outcome;
 
 /// Bytes for `write(2)` that can be revoked while the kernel waits before it reads them.
 ///
@@ -122,10 +123,8 @@ impl Revocable {
     fn protect(&self, protection: libc::c_int) -> io::Result<()> {
         // SAFETY: the pages belong to this value alone, and there is no reference to them: `fill`
         // has exclusive access to the value.
-        match unsafe { libc::mprotect(self.pages.as_ptr().cast(), self.room, protection) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        outcome(unsafe { libc::mprotect(self.pages.as_ptr().cast(), self.room, protection) })
+            .map(drop)
     }
 }
 

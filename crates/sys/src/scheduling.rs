@@ -4,6 +4,8 @@ use std::io;
 
 use rustix::thread::{CpuSet, Pid, gettid, sched_setaffinity};
 
+use crate::outcome::outcome;
+
 /// The scheduling class of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SchedulingClass {
@@ -38,10 +40,7 @@ pub fn set_scheduling_class(thread: Pid, class: SchedulingClass) -> io::Result<(
             &raw const priority,
         )
     };
-    match done {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    outcome(done).map(drop)
 }
 
 /// Puts the calling thread into the normal class, on all processors that it may use. A new thread

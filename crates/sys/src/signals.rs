@@ -4,6 +4,8 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use crate::outcome::outcome;
+
 /// Unblocks every signal for the calling thread, and for the threads that it starts.
 ///
 /// # Errors
@@ -167,10 +169,7 @@ pub fn foreground_group(fd: impl std::os::fd::AsFd) -> Option<i32> {
 /// The descriptor is no terminal of this session.
 pub fn take_foreground(fd: impl std::os::fd::AsFd) -> io::Result<()> {
     // SAFETY: both calls take numbers alone.
-    match unsafe { libc::tcsetpgrp(fd.as_fd().as_raw_fd(), libc::getpgrp()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    outcome(unsafe { libc::tcsetpgrp(fd.as_fd().as_raw_fd(), libc::getpgrp()) }).map(drop)
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use io_uring::{cqueue, squeue};
 
+use crate::outcome::outcome;
 use crate::pages::{PAGE_BYTES, Pages};
 
 /// A submission with a mistake does not hold the next one up.
@@ -301,13 +302,6 @@ impl Drop for ThreadRing {
         // SAFETY: the argument is a live `struct io_uring_rsrc_update`, which the kernel reads.
         let _ = unsafe { self.register(UNREGISTER_RING_FDS, (&raw const place).cast()) };
     }
-}
-
-fn outcome(done: c_long) -> io::Result<c_long> {
-    if done < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(done)
 }
 
 /// The outcome of a call that has taken `taken` of the submissions. The kernel hands over no
