@@ -56,6 +56,7 @@ mod staged;
 mod stat;
 mod trial;
 mod umount;
+mod unmounted;
 mod watcher;
 
 use std::ffi::OsString;

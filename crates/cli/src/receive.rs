@@ -6,14 +6,12 @@
 
 mod on_mount;
 
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Read};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ramet_block::owner::Contents;
-use ramet_block::{Access, FileDevice};
 use ramet_fs::{
     Destination, InVolume, ReceiveCounts, ReceiveError, Receiver, SECTION_HEAD_BYTES,
     STREAM_HEAD_BYTES, SectionHead, StreamId, Volume, decode_stream_head,
@@ -21,17 +19,15 @@ use ramet_fs::{
 use serde_json::json;
 
 use crate::args::Receive;
-use crate::budget::{budget, within};
 use crate::failure::{Failure, Outcome, reason};
 use crate::import::allow_open_files;
 use crate::import::rights::Rights;
 use crate::import::sink::caller_of;
 use crate::output::{complain, say};
-use crate::owner;
 use crate::progress::Progress;
 use crate::receive::on_mount::OnMount;
-use crate::send::{find, volume_of};
 use crate::size::Size;
+use crate::unmounted::{self, directory_in_volume, find, names_of};
 
 /// A stream that was received.
 struct Received {
@@ -51,13 +47,10 @@ pub fn run(args: &Receive) -> Outcome {
     let mut head = [0; STREAM_HEAD_BYTES];
     input.read_exact(&mut head).map_err(input_failed)?;
     let stream = decode_stream_head(&head).map_err(Failure::new_from)?;
-    let received = match volume_of(&args.dir) {
+    let received = match directory_in_volume(&args.dir) {
         Some((image, inside)) => {
-            let device = FileDevice::open(image, Access::ReadWrite).map_err(Failure::device)?;
-            let device = owner::take(image, Arc::new(device), Contents::Volume, &mut owner::tell)?;
-            let options = within(budget(args.memory));
-            let volume = Volume::open(device, options).map_err(|e| Failure::at(image, e))?;
-            let received = in_volume(args, &volume, inside.as_bytes(), (stream, &mut input));
+            let volume = unmounted::open(image, args.memory)?;
+            let received = in_volume(args, &volume, inside, (stream, &mut input));
             let closed = volume.close().map_err(|e| Failure::at(image, e));
             let received = received?;
             closed?;
@@ -74,12 +67,10 @@ pub fn run(args: &Receive) -> Outcome {
 fn in_volume(
     args: &Receive,
     volume: &Arc<Volume>,
-    inside: &[u8],
+    inside: &OsStr,
     stream: (StreamId, &mut dyn Read),
 ) -> Outcome<Received> {
-    let names = inside.split(|&byte| byte == b'/');
-    let names: Vec<&[u8]> = names.filter(|name| !name.is_empty()).collect();
-    let dir = find(volume, &names).map_err(|e| Failure::at(&args.dir, e))?;
+    let dir = find(volume, &names_of(inside)).map_err(|e| Failure::at(&args.dir, e))?;
     let caller = caller_of(Rights::of_process());
     receive(args, InVolume::new(Arc::clone(volume), caller, dir), stream)
 }

@@ -4,7 +4,6 @@
 //! section. A volume that is not mounted is opened for reading here. A pipe may take long for a
 //! section, so another thread tells the daemon that the stream goes on.
 
-use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -13,9 +12,9 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use ramet_block::{Access, FileDevice};
-use ramet_fs::control::{SEND, encode_stat_reply};
+use ramet_fs::control::SEND;
 use ramet_fs::{
-    ControlState, Ino, Kind, OpenOptions, ROOT_INO, Sections, SendPage, SendRequest, Volume,
+    ControlState, OpenOptions, ROOT_INO, Sections, SendPage, SendRequest, Volume,
     encode_stream_head,
 };
 use rustix::io::Errno;
@@ -24,10 +23,11 @@ use crate::args::Send;
 use crate::budget::{budget, within};
 use crate::control::{Root, mounted, session};
 use crate::failure::{Failure, Outcome};
-use crate::import::sink::of_volume;
 use crate::past::{Located, shown_in_view};
 use crate::progress::Progress;
+use crate::request::call;
 use crate::size::Size;
+use crate::unmounted::{directory_in_volume, find, names_of};
 
 /// The daemon drops a stream that nobody asks about for half a minute.
 const KEEPING: Duration = Duration::from_secs(8);
@@ -63,7 +63,7 @@ pub fn run(args: &Send) -> Outcome {
             "a stream does not go to a terminal: redirect the output to a file or a pipe",
         ));
     }
-    let mut source = match volume_of(&args.dirs[0]) {
+    let mut source = match directory_in_volume(&args.dirs[0]) {
         Some((image, _)) => open_volume(args, image)?,
         None => open_mount(args)?,
     };
@@ -73,12 +73,6 @@ pub fn run(args: &Send) -> Outcome {
         drop(volume.close());
     }
     written
-}
-
-/// Image and path of `VOLUME` or `VOLUME:/PATH`.
-pub fn volume_of(path: &Path) -> Option<(&Path, &OsStr)> {
-    let is_volume = || path.metadata().is_ok_and(|found| !found.is_dir());
-    of_volume(path).or_else(|| is_volume().then(|| (path, OsStr::new("/"))))
 }
 
 /// The last name of a path in a volume; that of `top` for the root.
@@ -96,7 +90,7 @@ fn open_mount(args: &Send) -> Outcome<Source> {
     let session = session().map_err(|e| Failure::new_from(io::Error::from(e)))?;
     let mut first: Option<Root> = None;
     for (number, dir) in args.dirs.iter().enumerate() {
-        if volume_of(dir).is_some() {
+        if directory_in_volume(dir).is_some() {
             let why = "a volume that is not mounted is sent by itself";
             return Err(Failure::at(dir, why));
         }
@@ -167,10 +161,7 @@ impl Tree {
 }
 
 fn tell(root: &Root, request: &SendRequest) -> rustix::io::Result<Vec<u8>> {
-    let text = serde_json::to_string(request).map_err(|_| Errno::INVAL)?;
-    let mut bytes = encode_stat_reply(&text).map_err(|_| Errno::TOOBIG)?;
-    root.call(SEND, &mut bytes)?;
-    Ok(bytes)
+    call(&root.0, SEND, request)
 }
 
 /// Has a thread tell the daemon that the stream goes on, until the answer is dropped.
@@ -203,14 +194,11 @@ fn open_volume(args: &Send, image: &Path) -> Outcome<Source> {
             }
             (e, _) => Failure::at(dir, e),
         };
-        let inside = match volume_of(dir) {
-            Some((of, inside)) if of == image => inside.as_bytes(),
+        let inside = match directory_in_volume(dir) {
+            Some((of, inside)) if of == image => inside,
             _ => return Err(Failure::at(dir, "all must be in the same volume")),
         };
-        let names: Vec<&[u8]> = inside
-            .split(|&byte| byte == b'/')
-            .filter(|name| !name.is_empty())
-            .collect();
+        let names = names_of(inside);
         let path = names.join(&b'/');
         let place = |snapshot: Option<&String>| snapshot.map(|name| (name.clone(), path.clone()));
         let tree = Tree {
@@ -229,19 +217,6 @@ fn open_volume(args: &Send, image: &Path) -> Outcome<Source> {
         added.map_err(failed)?;
     }
     Ok(Source::Volume { volume, state })
-}
-
-/// The directory that these names lead to. It is kept as long as the volume is open.
-pub fn find(volume: &Volume, names: &[&[u8]]) -> ramet_fs::Result<Ino> {
-    let mut at = ROOT_INO;
-    for name in names {
-        let found = volume.names().lookup(at, name)?;
-        if found.kind != Kind::Directory {
-            return Err(ramet_fs::Error::NotDirectory);
-        }
-        at = found.ino;
-    }
-    Ok(at)
 }
 
 impl Source {

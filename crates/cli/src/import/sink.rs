@@ -6,22 +6,19 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ramet_block::owner::Contents;
-use ramet_block::{Access, FileDevice};
 use ramet_fs::control::{
     IMPORT, PUBLISH, PUBLISH_BYTES, PublishRequest, SYNC, decode_import_counts,
 };
-use ramet_fs::{Caller, Capabilities, Import, ImportCounts, Ino, Kind, NewInode, ROOT_INO, Volume};
+use ramet_fs::{Caller, Capabilities, Import, ImportCounts, Ino, Kind, NewInode, Volume};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::{Errno, pwrite};
 use rustix::process::{getegid, geteuid, getgroups};
 
 use crate::args;
-use crate::budget::{budget, within};
 use crate::control::{Root, Target, mounted};
 use crate::failure::{Failure, Outcome};
 use crate::import::rights::Rights;
-use crate::owner;
+use crate::unmounted::{self, find, names_of, place_in_volume};
 
 /// An import that is under way.
 pub struct Sink {
@@ -56,7 +53,7 @@ impl Sink {
     /// # Errors
     /// The destination exists, is on no mount, or may not be made.
     pub fn open(args: &args::Import, rights: Rights) -> Outcome<Sink> {
-        match of_volume(&args.dst) {
+        match place_in_volume(&args.dst) {
             Some((volume, inside)) => Sink::in_volume(args, volume, inside, rights),
             None => Sink::on_mount(args),
         }
@@ -97,10 +94,7 @@ impl Sink {
         rights: Rights,
     ) -> Outcome<Sink> {
         let path = args.dst.clone();
-        let device = FileDevice::open(image, Access::ReadWrite).map_err(Failure::device)?;
-        let device = owner::take(image, Arc::new(device), Contents::Volume, &mut owner::tell)?;
-        let volume =
-            Volume::open(device, within(budget(args.memory))).map_err(|e| Failure::at(image, e))?;
+        let volume = unmounted::open(image, args.memory)?;
         let begun = Sink::begin(&volume, inside, caller_of(rights));
         let to = begun.inspect_err(|_| {
             // The volume was not changed, and the first error is the one to tell.
@@ -118,13 +112,9 @@ impl Sink {
     }
 
     fn begin(volume: &Arc<Volume>, inside: &OsStr, caller: Caller) -> ramet_fs::Result<To> {
-        let names = inside.as_bytes().split(|&byte| byte == b'/');
-        let mut names: Vec<&[u8]> = names.filter(|name| !name.is_empty()).collect();
+        let mut names = names_of(inside);
         let name = names.pop().ok_or(ramet_fs::Error::Exists)?.to_vec();
-        let mut dir = ROOT_INO;
-        for name in names {
-            dir = volume.names().lookup(dir, name)?.ino;
-        }
+        let dir = find(volume, &names)?;
         match volume.names().lookup(dir, &name) {
             Ok(_) => return Err(ramet_fs::Error::Exists),
             Err(ramet_fs::Error::NotFound) => {}
@@ -258,14 +248,4 @@ pub fn caller_of(rights: Rights) -> Caller {
         groups: groups.into_iter().map(|group| group.as_raw()).collect(),
         capabilities: Capabilities(rights.capabilities),
     }
-}
-
-/// Image and path of a destination `VOLUME:/path`. A directory is no volume.
-pub fn of_volume(dst: &Path) -> Option<(&Path, &OsStr)> {
-    let text = dst.as_os_str().as_bytes();
-    let at = text.windows(2).position(|pair| pair == b":/")?;
-    let (volume, inside) = (OsStr::from_bytes(&text[..at]), &text[at + 1..]);
-    let volume = Path::new(volume);
-    let is_volume = volume.metadata().is_ok_and(|found| !found.is_dir());
-    is_volume.then(|| (volume, OsStr::from_bytes(inside)))
 }
