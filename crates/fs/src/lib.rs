@@ -64,7 +64,7 @@ pub use format::import::{
     ImportAttr, ImportBody, ImportItem, Items, frame_bytes,
 };
 pub use format::ino::{Ino, ROOT_INO};
-pub use format::name::{NAME_BYTES_MAX, RESERVED_NAME};
+pub use format::name::{NAME_BYTES_MAX, RESERVED_NAME, split_path};
 pub use format::record::{Kind, Time};
 pub use format::snapshot::{MadeBy, Period, Policy, PolicyError, check_snapshot_name};
 pub use format::stream::{

@@ -15,7 +15,7 @@ use std::path::Path;
 use ramet_fs::control::{CLONE, CloneRequest, NameRequest, REMOVE};
 use ramet_fs::{
     Caller, Destination, ForkRequest, Kind, NewObject, Presence, SentAttributes, SentFlags,
-    StreamId, note_of_received, path_of_text,
+    StreamId, note_of_received, path_of_text, split_path,
 };
 use rustix::fs::{
     AtFlags, Dev, Dir, FallocateFlags, FileType, FlockOperation, Gid, IFlags, Mode, OFlags,
@@ -57,10 +57,7 @@ pub struct OnMount {
 }
 
 fn split(path: &[u8]) -> (&[u8], &OsStr) {
-    let (dir, name) = match path.iter().rposition(|&byte| byte == b'/') {
-        Some(at) => (&path[..at], &path[at + 1..]),
-        None => (&b""[..], path),
-    };
+    let (dir, name) = split_path(path);
     (dir, OsStr::from_bytes(name))
 }
 

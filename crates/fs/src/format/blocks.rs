@@ -1,5 +1,7 @@
 //! Blocks of 4 KiB, and ranges of bytes over them.
 
+use bytes::Bytes;
+
 use crate::error::{Error, Result};
 use crate::format::keys;
 
@@ -42,6 +44,14 @@ impl Span {
 /// Blocks of a file of so many bytes that has no holes.
 pub(crate) fn blocks_of(size_bytes: u64) -> u64 {
     size_bytes.div_ceil(BLOCK_BYTES)
+}
+
+/// The bytes of a stored block up to the zeros that it ends with. A short block goes on with zeros,
+/// and an absent block is all zeros.
+pub(crate) fn trimmed(block: Option<&Bytes>) -> &[u8] {
+    let block = block.map_or(&[][..], |block| &block[..]);
+    let last = block.iter().rposition(|&byte| byte != 0);
+    &block[..last.map_or(0, |at| at + 1)]
 }
 
 /// The number of the block with this key. `blocks` is the prefix that [`keys::blocks`] gives.

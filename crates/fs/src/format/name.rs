@@ -20,6 +20,15 @@ pub(crate) fn check_new_name(dir: Ino, name: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// The directory and the last name of a path that is not empty: names joined by `/`.
+#[must_use]
+pub fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|&byte| byte == b'/') {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => (b"", path),
+    }
+}
+
 /// Refuses a name that no entry can have.
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {

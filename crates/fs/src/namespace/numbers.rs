@@ -307,14 +307,12 @@ impl Numbers {
             // After a crash, a directory whose number was not stored has another one. Blocks of its
             // runs that were stored would belong to nothing then.
             if !is_stored || given.unstored.owner(owner.0.ino).is_some() {
-                let base = given.extend(owner.1.class());
-                return Ok(given.keep_in_memory(owner, base));
+                return Ok(given.keep_in_memory(owner, None));
             }
         }
         let generation = match given.generation(&self.tree, false) {
             Err(error) if takes_no_changes(&error) => {
-                let base = given.extend(owner.1.class());
-                return Ok(given.keep_in_memory(owner, base));
+                return Ok(given.keep_in_memory(owner, None));
             }
             generation => generation?,
         };
@@ -344,13 +342,10 @@ impl Numbers {
                 Ok(block)
             }
             Err(error) if takes_no_changes(&error) => {
-                let base = if was_free {
+                if was_free {
                     given.free[class].push(base);
-                    given.extend(class)
-                } else {
-                    base
-                };
-                Ok(given.keep_in_memory(owner, base))
+                }
+                Ok(given.keep_in_memory(owner, (!was_free).then_some(base)))
             }
             Err(error) => Err(error),
         }
@@ -494,8 +489,10 @@ impl Given {
         base
     }
 
-    /// The block that begins at `base` is the owner's, in memory only, and so is its generation.
-    fn keep_in_memory(&mut self, owner: (Identity, Run), base: u64) -> Block {
+    /// The owner gets a block in memory only, with a generation in memory only: that which begins
+    /// at `base`, or one that no block ever had.
+    fn keep_in_memory(&mut self, owner: (Identity, Run), base: Option<u64>) -> Block {
+        let base = base.unwrap_or_else(|| self.extend(owner.1.class()));
         let generation = self.unreserved_generation();
         let block = Block { base, generation };
         self.unstored.blocks.insert(owner, block);

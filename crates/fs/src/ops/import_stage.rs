@@ -19,7 +19,7 @@ use crate::format::acl::Acl;
 use crate::format::blocks::{BLOCK, BLOCK_BYTES, FILE_BYTES_MAX, blocks_of};
 use crate::format::import::{ImportAttr, ImportBody, ImportItem, Items};
 use crate::format::keys::{self, Orphan};
-use crate::format::name::check_name;
+use crate::format::name::{check_name, split_path};
 use crate::format::record::{
     Entry, FLAG_ACL, FLAG_SPARSE, FLAG_XATTRS, Kind, LinkEntry, Record, S_IFMT, Time,
 };
@@ -161,14 +161,6 @@ pub(crate) struct Stage {
     counts: ImportCounts,
 }
 
-/// The parent and the name of a path that is not empty.
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    match path.iter().rposition(|&byte| byte == b'/') {
-        Some(at) => (&path[..at], &path[at + 1..]),
-        None => (b"", path),
-    }
-}
-
 impl Stage {
     /// An empty tree at `orphan`, made by `caller`. Its objects get `flags`.
     ///
@@ -289,7 +281,7 @@ impl Stage {
         let dirs = std::mem::take(&mut self.dirs);
         self.dir_paths_bytes = 0;
         for (path, dir) in dirs.into_iter().filter(|(_, dir)| dir.is_dirty) {
-            let (parent, name) = split(&path);
+            let (parent, name) = split_path(&path);
             let key = keys::entry(&self.key_path(parent), name);
             self.put(key, dir.record.encode());
             if self.batch_bytes >= BATCH_BYTES {
@@ -313,7 +305,7 @@ impl Stage {
 
     /// Gives a new name a slot in its directory.
     fn take_slot(&mut self, path: &[u8]) -> Result<Slot> {
-        let (parent, name) = split(path);
+        let (parent, name) = split_path(path);
         if self.dir(parent)?.record.is_being_indexed() {
             self.make_index(parent)?;
         }
@@ -350,7 +342,7 @@ impl Stage {
     /// The entry at a path below the top, as the tree has it.
     fn entry(&mut self, path: &[u8]) -> Result<Option<Entry>> {
         self.apply()?;
-        let (parent, name) = split(path);
+        let (parent, name) = split_path(path);
         let key = keys::entry(&self.key_path(parent), name);
         let found = self.namespace.tree.get(&key)?;
         found.as_ref().map(Entry::decode).transpose()
@@ -429,7 +421,7 @@ impl Stage {
         }
         let slot = self.take_slot(path)?;
         (record.slot, record.birth) = (slot, self.numbers.generation()?);
-        let (parent, name) = split(path);
+        let (parent, name) = split_path(path);
         let dir = self.key_path(parent);
         let mut open = Open {
             place: Place::Record(keys::entry(&dir, name)),
@@ -458,7 +450,7 @@ impl Stage {
     /// Checks that a name can be made, and answers whether it is new: a directory may be there
     /// already, if a directory comes.
     fn takes_new_name(&mut self, path: &[u8], is_directory: bool) -> Result<bool> {
-        let (parent, name) = split(path);
+        let (parent, name) = split_path(path);
         check_name(name)?;
         self.dir(parent)?;
         let key_path = self.key_path(path);
@@ -485,7 +477,7 @@ impl Stage {
         if is_new {
             record.slot = self.take_slot(path)?;
             record.birth = self.numbers.generation()?;
-            let parent = self.dir(split(path).0)?;
+            let parent = self.dir(split_path(path).0)?;
             let nlink = &mut parent.record.nlink;
             *nlink = nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
             parent.is_dirty = true;
@@ -557,7 +549,7 @@ impl Stage {
         record.nlink = record.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
         self.put(key, record.encode());
         let slot = self.take_slot(path)?;
-        let (parent, name) = split(path);
+        let (parent, name) = split_path(path);
         let dir = self.key_path(parent);
         self.put_link((&dir, name), slot, (record.kind(), link));
         self.counts.links += 1;
@@ -575,7 +567,7 @@ impl Stage {
         self.batch = tx.batch;
         let slot = std::mem::replace(&mut record.slot, Slot::shared(link));
         self.put(keys::shared_record(&to), record.encode());
-        let (parent, name) = split(path);
+        let (parent, name) = split_path(path);
         let dir = self.key_path(parent);
         self.put_link((&dir, name), slot, (record.kind(), link));
         self.batch_bytes += 8 * 4096 + RECORDS_BYTES;

@@ -4,7 +4,9 @@ use std::io;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::format::acl::{ACCESS, DEFAULT};
 use crate::format::ino::{Ino, ROOT_INO};
+use crate::format::name::split_path;
 use crate::format::record::Kind;
 use crate::format::stream::{NewObject, SentAttributes, SentFlags, StreamId};
 use crate::namespace::attr::Attr;
@@ -20,7 +22,7 @@ use crate::receive::destination::{Destination, Presence, note_of_received};
 use crate::volume::Volume;
 
 /// The access control lists that a new object may have from its directory.
-const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+const LISTS: [&[u8]; 2] = [ACCESS, DEFAULT];
 
 /// A directory of a volume.
 pub struct InVolume {
@@ -44,14 +46,6 @@ fn failed(error: Error) -> io::Error {
     io::Error::new(kind, error)
 }
 
-/// The directory and the last name of a path.
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
-    match path.iter().rposition(|&byte| byte == b'/') {
-        Some(at) => (&path[..at], &path[at + 1..]),
-        None => (b"", path),
-    }
-}
-
 impl InVolume {
     /// The directory `dir`, on behalf of `caller`. The volume keeps the directory by a lookup.
     #[must_use]
@@ -70,7 +64,7 @@ impl InVolume {
 
     /// Runs `work` on the object at `path`.
     fn at<T>(&self, path: &[u8], work: impl FnOnce(&Self, Ino) -> Result<T>) -> io::Result<T> {
-        let (dir, name) = split(path);
+        let (dir, name) = split_path(path);
         self.below(dir, |this, dir| {
             let found = this.volume.names().lookup(dir, name)?;
             let done = work(this, found.ino);
@@ -86,7 +80,7 @@ impl InVolume {
         path: &[u8],
         work: impl FnOnce(&Self, (Ino, &[u8])) -> Result<T>,
     ) -> io::Result<T> {
-        let (dir, name) = split(path);
+        let (dir, name) = split_path(path);
         let done = self.below(dir, |this, dir| work(this, (dir, name)));
         done.map_err(failed)
     }
@@ -278,7 +272,7 @@ impl Destination for InVolume {
 
     fn link(&mut self, path: &[u8], first: &[u8]) -> io::Result<()> {
         self.at(first, |this, ino| {
-            let (dir, name) = split(path);
+            let (dir, name) = split_path(path);
             this.below(dir, |this, dir| {
                 let linked = this.volume.names().link(ino, dir, name)?;
                 this.volume.forget(linked.ino, 1);
@@ -289,7 +283,7 @@ impl Destination for InVolume {
 
     fn copy(&mut self, path: &[u8], from: &[u8]) -> io::Result<()> {
         self.at(from, |this, source| {
-            let (dir, name) = split(path);
+            let (dir, name) = split_path(path);
             this.below(dir, |this, dir| {
                 let (trees, mode) = (this.volume.trees(), CloneMode::New);
                 let copied = trees.clone_entry(&this.caller, source, dir, name, mode);
@@ -413,7 +407,7 @@ impl Destination for InVolume {
             has_base: true,
         };
         self.at(from, |this, source| {
-            let (dir, name) = split(path);
+            let (dir, name) = split_path(path);
             this.below(dir, |this, dir| {
                 let forked = this
                     .volume

@@ -20,6 +20,7 @@ use ramet_betree::{Diff, Snapshot, Span, successor_of_prefix};
 use ramet_block::{Budget, Held, Use};
 
 use crate::error::{Error, Result, gone_is_not_found};
+use crate::format::blocks::trimmed;
 use crate::format::ino::Ino;
 use crate::format::keys::{self, Part};
 use crate::format::record::{Entry, FLAG_CLONE_ROOT, FLAG_XATTRS, Kind, Record};
@@ -338,18 +339,9 @@ impl Side {
         if a.record.size_bytes != b.record.size_bytes {
             return Ok(true);
         }
-        // A short block goes on with zeros, and an absent block is all zeros.
-        let trimmed = |value: Option<Bytes>| {
-            let value = value.unwrap_or_default();
-            let len = value
-                .iter()
-                .rposition(|&byte| byte != 0)
-                .map_or(0, |at| at + 1);
-            value.slice(..len)
-        };
         for item in self.diff(keys::blocks(&a.path), other, keys::blocks(&b.path))? {
             let item = item?;
-            if trimmed(item.before) != trimmed(item.after) {
+            if trimmed(item.before.as_ref()) != trimmed(item.after.as_ref()) {
                 return Ok(true);
             }
         }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use ramet_betree::{Diff, Difference};
 
 use crate::error::Result;
-use crate::format::blocks::{BLOCK_BYTES, block_number, blocks_of};
+use crate::format::blocks::{BLOCK_BYTES, block_number, blocks_of, trimmed};
 use crate::format::keys;
 use crate::format::stream::StreamItem;
 use crate::tools::diff::{Object, Side};
@@ -116,13 +116,6 @@ pub(super) struct Differing {
     /// A block that the section before had no room for.
     pending: Option<Difference>,
     touched: bool,
-}
-
-/// The bytes of a block up to the zeros that it ends with.
-fn trimmed(value: Option<&Bytes>) -> &[u8] {
-    let value = value.map_or(&[][..], |value| &value[..]);
-    let len = value.iter().rposition(|&byte| byte != 0);
-    &value[..len.map_or(0, |at| at + 1)]
 }
 
 impl Differing {
