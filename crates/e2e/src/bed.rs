@@ -225,6 +225,14 @@ impl Bed {
         self.dir.path().join("mnt")
     }
 
+    /// A bed without a volume that belongs to the user `uid`, and the command for that user.
+    pub fn of_user(uid: u32) -> (Bed, PathBuf) {
+        let bed = Bed::without_volume();
+        bed.hand_to(uid, uid);
+        let command = bed.command_for_others();
+        (bed, command)
+    }
+
     /// Gives the folder and the mount point to `uid`, within reach of every user.
     pub fn hand_to(&self, uid: u32, gid: u32) {
         std::fs::set_permissions(self.path(), PermissionsExt::from_mode(0o755)).expect("ours");

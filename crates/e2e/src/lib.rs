@@ -15,6 +15,7 @@ pub mod crash;
 pub mod edit;
 mod ext4;
 pub mod history;
+pub mod kinds;
 pub mod loads;
 pub mod tree;
 

@@ -294,9 +294,7 @@ fn a_snapshot_on_which_another_mount_is_made_meanwhile_is_served() {
         println!("not root: no other mount");
         return;
     }
-    let bed = Bed::without_volume();
-    bed.hand_to(USER, USER);
-    let bin = bed.command_for_others();
+    let (bed, bin) = Bed::of_user(USER);
     let (ramet, at) = (text(&bin), |name: &str| bed.path().join(name));
     // The program that mounts for the command comes back when the other mount stands.
     let script = format!(
@@ -451,9 +449,7 @@ fn a_mount_of_a_user_that_takes_place_and_number_of_one_that_ends_lives_on() {
     // of the first mount learns of its end when the other one stands, and then ends by itself or is
     // killed.
     for (options, signal) in [("", ""), ("-o auto_unmount", ""), ("-o auto_unmount", "-9")] {
-        let bed = Bed::without_volume();
-        bed.hand_to(USER, USER);
-        let ramet = bed.command_for_others();
+        let (bed, ramet) = Bed::of_user(USER);
         let script = format!(
             "cd {dir}; ramet={ramet}; export TMPDIR=$PWD; $ramet mkfs --size 256M a
              $ramet mkfs --size 256M b
@@ -691,9 +687,7 @@ fn root_does_not_end_a_snapshot_by_an_unmount_of_a_volume_of_another_user() {
         println!("not root: no other user");
         return;
     }
-    let bed = Bed::without_volume();
-    bed.hand_to(USER, USER);
-    let ramet = bed.command_for_others();
+    let (bed, ramet) = Bed::of_user(USER);
     let script = format!(
         "cd {dir}; mkdir then; {ramet} mkfs --size 256M volume.ramet
          {ramet} mount volume.ramet mnt; {ramet} snapshot create mnt one
@@ -725,9 +719,7 @@ fn only_root_and_the_user_of_the_volume_mount_its_snapshots() {
         println!("not root: every other test of this run is already one by an ordinary user");
         return;
     }
-    let bed = Bed::without_volume();
-    bed.hand_to(USER, USER);
-    let bin = bed.command_for_others();
+    let (bed, bin) = Bed::of_user(USER);
     let ramet = text(&bin);
     let script = format!(
         "mkdir then; {ramet} mkfs --size 1G volume.ramet; {ramet} mount volume.ramet mnt

@@ -1,18 +1,15 @@
 //! Imports and exports through real mounts, beside `cp -a`, rsync and GNU tar.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use ramet_e2e::kinds::{assert_same, make_every_kind};
 use ramet_e2e::{Bed, ramet_bin, run, run_ok, text};
-use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, setxattr};
 
 /// Both transports, as options of `ramet mount`.
 const TRANSPORTS: [&str; 2] = ["no_io_uring", "io_uring"];
@@ -20,87 +17,6 @@ const USER: u32 = 65534;
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
-}
-
-/// Makes a tree with every kind of object.
-fn make_source(top: &Path) {
-    fs::create_dir_all(top.join("d/e/f")).unwrap();
-    fs::create_dir(top.join("empty")).unwrap();
-    for (name, len) in [
-        ("one", 1),
-        ("block", 4096),
-        ("two", 5000),
-        ("large", 3 << 20),
-    ] {
-        let bytes: Vec<u8> = (0..len).map(|at: u32| (at / 7) as u8).collect();
-        fs::write(top.join("d").join(name), bytes).unwrap();
-    }
-    for number in 0..300 {
-        let name = format!("d/e/{number}-{}", "n".repeat(number % 200));
-        fs::write(top.join(name), vec![7; number * 97]).unwrap();
-    }
-    for odd in [&b"\x01"[..], b"\xff\xfe", b"a b\nc", &[b'x'; 255]] {
-        fs::write(top.join(std::ffi::OsStr::from_bytes(odd)), odd).unwrap();
-    }
-    fs::write(top.join("none"), "").unwrap();
-    let sparse = fs::File::create(top.join("sparse")).unwrap();
-    sparse.write_all_at(b"middle", 70 << 20).unwrap();
-    sparse.set_len(100 << 20).unwrap();
-    symlink("d/one", top.join("link")).unwrap();
-    symlink("x".repeat(4000), top.join("long link")).unwrap();
-    fs::hard_link(top.join("d/two"), top.join("hard")).unwrap();
-    fs::hard_link(top.join("d/two"), top.join("d/e/hard")).unwrap();
-    mknodat(CWD, top.join("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
-    for (name, mode) in [("d/one", 0o4711), ("empty", 0o1777), ("d/two", 0o600)] {
-        fs::set_permissions(top.join(name), PermissionsExt::from_mode(mode)).unwrap();
-    }
-    let set = |name: &str, key: &str, value: &[u8]| {
-        setxattr(top.join(name), key, value, XattrFlags::empty()).unwrap();
-    };
-    set("d/one", "user.a", b"value");
-    set("d", "user.b", &[9; 2000]);
-    run_ok("setfacl", &["-m", "u:5:r", text(&top.join("d/two"))]);
-    run_ok("setfacl", &["-dm", "g:7:rx", text(&top.join("empty"))]);
-    if is_root() {
-        rustix::fs::chown(
-            top.join("none"),
-            Some(rustix::fs::Uid::from_raw(1234)),
-            None,
-        )
-        .unwrap();
-        let device = rustix::fs::makedev(1, 3);
-        mknodat(
-            CWD,
-            top.join("null"),
-            FileType::CharacterDevice,
-            Mode::RUSR,
-            device,
-        )
-        .unwrap();
-        set("d/e", "trusted.c", b"kept");
-    }
-    run_ok(
-        "touch",
-        &["-hd", "1969-12-31 23:00:00.25", text(&top.join("d/one"))],
-    );
-    run_ok(
-        "touch",
-        &[
-            "-hd",
-            "2001-02-03 04:05:06.123456789",
-            text(&top.join("d/e")),
-        ],
-    );
-}
-
-/// Asserts that rsync finds nothing to do: contents, modes, owners, times, links, lists, attributes.
-fn assert_same(a: &Path, b: &Path) {
-    let (a, b) = (format!("{}/", text(a)), format!("{}/", text(b)));
-    let differing = run_ok(
-        "rsync",
-        &["-naicAXH", "--specials", "--devices", "--delete", &a, &b],
-    );
-    assert_eq!(differing, "", "{a} and {b}");
 }
 
 fn import(args: &[&str], stdin: Stdio) -> Output {
@@ -114,7 +30,7 @@ fn directory_comes_in_with_everything() {
     for transport in TRANSPORTS {
         let bed = Bed::new("2G");
         let source = bed.path().join("source");
-        make_source(&source);
+        make_every_kind(&source);
         let mount = bed.mount(&["-o", transport]);
         let (root, src) = (mount.root(), text(&source));
         let told = run_ok(
@@ -155,7 +71,7 @@ fn directory_comes_in_with_everything() {
 fn archives_come_in_and_go_out_as_gnu_tar_has_them() {
     let bed = Bed::new("2G");
     let source = bed.path().join("source");
-    make_source(&source);
+    make_every_kind(&source);
     let mount = bed.mount(&[]);
     let (root, src) = (mount.root(), text(&source));
     let path = |name: &str| bed.path().join(name);

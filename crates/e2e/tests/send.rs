@@ -3,13 +3,12 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use ramet_e2e::kinds::{assert_same, make_every_kind};
 use ramet_e2e::{Bed, done, ramet_bin, run_ok, text};
-use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, setxattr};
 
 /// Both transports, as options of `ramet mount`.
 const TRANSPORTS: [&str; 2] = ["no_io_uring", "io_uring"];
@@ -17,70 +16,6 @@ const USER: u32 = 65534;
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
-}
-
-/// Makes a tree with every kind of object.
-fn make_source(top: &Path) {
-    fs::create_dir_all(top.join("d/e/f")).unwrap();
-    for (name, len) in [
-        ("one", 1),
-        ("block", 4096),
-        ("two", 5000),
-        ("large", 3 << 20),
-    ] {
-        let bytes: Vec<u8> = (0..len).map(|at: u32| (at / 7) as u8).collect();
-        fs::write(top.join("d").join(name), bytes).unwrap();
-    }
-    for number in 0..300 {
-        let name = format!("d/e/{number}-{}", "n".repeat(number % 200));
-        fs::write(top.join(name), vec![7; number * 97]).unwrap();
-    }
-    for odd in [&b"\x01"[..], b"\xff\xfe", b"a b\nc", &[b'x'; 255]] {
-        fs::write(top.join(std::ffi::OsStr::from_bytes(odd)), odd).unwrap();
-    }
-    let sparse = File::create(top.join("sparse")).unwrap();
-    sparse.write_all_at(b"middle", 70 << 20).unwrap();
-    sparse.set_len(100 << 20).unwrap();
-    symlink("d/one", top.join("link")).unwrap();
-    fs::hard_link(top.join("d/two"), top.join("hard")).unwrap();
-    fs::hard_link(top.join("d/two"), top.join("d/e/hard")).unwrap();
-    mknodat(CWD, top.join("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
-    for (name, mode) in [("d/one", 0o4711), ("d/e/f", 0o2555), ("d/two", 0o600)] {
-        fs::set_permissions(top.join(name), PermissionsExt::from_mode(mode)).unwrap();
-    }
-    let set = |name: &str, key: &str, value: &[u8]| {
-        setxattr(top.join(name), key, value, XattrFlags::empty()).unwrap();
-    };
-    set("d/one", "user.a", b"value");
-    set("d", "user.b", &[9; 2000]);
-    run_ok("setfacl", &["-m", "u:5:r", text(&top.join("d/two"))]);
-    run_ok("setfacl", &["-dm", "g:7:rx", text(&top.join("d/e"))]);
-    if is_root() {
-        let (device, mode) = (rustix::fs::makedev(1, 3), Mode::RUSR);
-        mknodat(
-            CWD,
-            top.join("null"),
-            FileType::CharacterDevice,
-            mode,
-            device,
-        )
-        .unwrap();
-        set("d/e", "trusted.c", b"kept");
-    }
-    for (time, name) in [
-        ("1969-12-31 23:00:00.25", "d/one"),
-        ("2001-02-03 04:05:06.123456789", "d/e"),
-    ] {
-        run_ok("touch", &["-hd", time, text(&top.join(name))]);
-    }
-}
-
-/// Asserts that rsync finds nothing to do: contents, modes, owners, times, links, lists, attributes.
-fn assert_same(a: &Path, b: &Path) {
-    let (a, b) = (format!("{}/", text(a)), format!("{}/", text(b)));
-    let options = ["-naicAXH", "--specials", "--devices", "--delete"];
-    let differing = run_ok("rsync", &[&options[..], &[&a, &b]].concat());
-    assert_eq!(differing, "", "{a} and {b}");
 }
 
 /// Sends to a file.
@@ -135,7 +70,7 @@ fn tree_and_increments_come_with_everything() {
         );
         let (root, dst) = (mount.root().to_owned(), there.root().to_owned());
         let stream = |name: &str| bed.path().join(name);
-        make_source(&root.join("tree"));
+        make_every_kind(&root.join("tree"));
         done(&[
             "clone",
             text(&root.join("tree/d")),
@@ -197,7 +132,7 @@ fn tree_and_increments_come_with_everything() {
 fn volumes_that_are_not_mounted_send_and_receive() {
     let (bed, other) = (Bed::new("2G"), Bed::new("2G"));
     let mount = bed.mount(&[]);
-    make_source(&mount.root().join("a/tree"));
+    make_every_kind(&mount.root().join("a/tree"));
     mount.umount();
     let stream = bed.path().join("stream");
     let inside = format!("{}:/a/tree", text(&bed.volume()));
@@ -225,7 +160,7 @@ fn damaged_cut_and_foreign_streams_leave_nothing() {
     let bed = Bed::new("1G");
     let mount = bed.mount(&[]);
     let root = mount.root().to_owned();
-    make_source(&root.join("tree"));
+    make_every_kind(&root.join("tree"));
     let stream = bed.path().join("stream");
     send(&[text(&root.join("tree"))], &stream);
     let dst = root.join("dst");

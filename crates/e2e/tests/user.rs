@@ -15,9 +15,7 @@ fn an_ordinary_user_mounts_and_clones() {
         println!("not root: every other test of this run is already one by an ordinary user");
         return;
     }
-    let bed = Bed::without_volume();
-    bed.hand_to(USER, USER);
-    let bin = bed.command_for_others();
+    let (bed, bin) = Bed::of_user(USER);
     let as_user = |program: &str, args: &[&str]| {
         let out = Command::new(program)
             .args(args)

@@ -503,9 +503,7 @@ fn an_ordinary_user_looks_into_snapshots_of_their_own_mount() {
         println!("not root: every other test of this run is already one by an ordinary user");
         return;
     }
-    let bed = Bed::without_volume();
-    bed.hand_to(USER, USER);
-    let bin = bed.command_for_others();
+    let (bed, bin) = Bed::of_user(USER);
     let ramet = text(&bin);
     let script = format!(
         "{ramet} mkfs --size 1G volume.ramet; {ramet} mount volume.ramet mnt
