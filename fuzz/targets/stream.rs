@@ -1,6 +1,6 @@
 //! Streams of `ramet send` with arbitrary items, received in a valid file system.
 //!
-//! Whatever comes, the file system keeps its invariants, and nothing beside the hidden directory
+//! After any stream the file system keeps its invariants, and nothing beside the hidden directory
 //! changes before the stream is whole.
 #![no_main]
 
