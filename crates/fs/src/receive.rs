@@ -27,6 +27,7 @@ use std::io;
 use ramet_block::{Reader, Writer};
 use thiserror::Error;
 
+use crate::format::record::Kind;
 use crate::format::stream::{
     CopyFrom, NewObject, SECTION_HEAD_BYTES, SectionHead, Sections, StreamId, StreamItem,
     StreamItems,
@@ -113,6 +114,14 @@ struct Root {
     base: Option<StreamId>,
 }
 
+/// The current object.
+struct Current {
+    /// Its path in the stage.
+    path: Vec<u8>,
+    /// Its kind, as soon as that matters.
+    kind: Option<Kind>,
+}
+
 /// A stream that is being received.
 pub struct Receiver<D> {
     to: D,
@@ -124,8 +133,7 @@ pub struct Receiver<D> {
     /// The root that is being received.
     root: Option<usize>,
     has_base_copy: bool,
-    /// Path of the current object in the stage.
-    current: Option<Vec<u8>>,
+    current: Option<Current>,
     counts: ReceiveCounts,
     has_stage: bool,
     /// Items up to this section are in the checkpoint that the receiver began with.
@@ -497,10 +505,11 @@ impl<D: Destination> Receiver<D> {
             | StreamItem::Remove(path)
             | StreamItem::At(path) => here(self, path),
             _ => match &self.current {
-                Some(current) => current.clone(),
+                Some(current) => current.path.clone(),
                 None => return Err(ReceiveError::Order("no current object")),
             },
         };
+        self.check_kind(item)?;
         let done = match *item {
             StreamItem::Make { object, .. } => self.to.make(&near, object),
             StreamItem::Link { first, .. } => self.to.link(&near, &here(self, first)),
@@ -529,11 +538,46 @@ impl<D: Destination> Receiver<D> {
             StreamItem::Root { .. } | StreamItem::Begin(_) | StreamItem::End(_) => Ok(()),
         };
         done.map_err(|error| self.place_of(&near, error))?;
-        self.current = match item {
+        self.current = match *item {
             StreamItem::Link { .. } | StreamItem::Remove(_) => None,
-            _ => Some(near),
+            StreamItem::Make { object, .. } => Some(Current {
+                path: near,
+                kind: Some(kind_of(object)),
+            }),
+            StreamItem::At(_) | StreamItem::Copy { .. } => Some(Current {
+                path: near,
+                kind: None,
+            }),
+            _ => return Ok(()),
         };
         Ok(())
+    }
+
+    /// Refuses contents of an object that has none: the bytes would go to a device.
+    fn check_kind(&mut self, item: &StreamItem<'_>) -> Received {
+        let is_of_files = match item {
+            StreamItem::Data { .. } | StreamItem::Hole { .. } | StreamItem::Size(_) => true,
+            StreamItem::Flags(_) => false,
+            _ => return Ok(()),
+        };
+        let Some(current) = &mut self.current else {
+            return Err(ReceiveError::Order("no current object"));
+        };
+        let kind = match current.kind {
+            Some(kind) => Ok(kind),
+            None => self.to.kind(&current.path),
+        };
+        current.kind = kind.as_ref().ok().copied();
+        match kind {
+            Ok(Kind::Regular) => Ok(()),
+            Ok(Kind::Directory) if !is_of_files => Ok(()),
+            Ok(_) if is_of_files => Err(ReceiveError::Order("contents of an object without any")),
+            Ok(_) => Err(ReceiveError::Order("flags of an object without any")),
+            Err(error) => {
+                let path = current.path.clone();
+                Err(self.place_of(&path, error))
+            }
+        }
     }
 
     /// Path in the stage of the object that is copied.
@@ -578,6 +622,15 @@ impl<D: Destination> Receiver<D> {
             None => name.to_vec(),
         };
         place(&shown, error)
+    }
+}
+
+fn kind_of(object: NewObject<'_>) -> Kind {
+    match object {
+        NewObject::Directory => Kind::Directory,
+        NewObject::File(_) => Kind::Regular,
+        NewObject::Symlink(_) => Kind::Symlink,
+        NewObject::Special(kind, _) => kind,
     }
 }
 

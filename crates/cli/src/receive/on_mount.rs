@@ -21,7 +21,7 @@ use rustix::fs::{
     AtFlags, Dev, Dir, FallocateFlags, FileType, FlockOperation, Gid, IFlags, Mode, OFlags,
     RenameFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fallocate, fchmod,
     flock, fstat, ftruncate, ioctl_getflags, ioctl_setflags, linkat, lremovexattr, lsetxattr,
-    makedev, mkdirat, mknodat, openat, renameat_with, statat, symlinkat, utimensat,
+    makedev, mkdirat, mknodat, open, openat, renameat_with, statat, symlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -75,6 +75,24 @@ fn readable(dir: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
 
 fn status(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<Stat> {
     statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+/// An object of one of these kinds, held without being opened: to open a device may change it.
+fn held(dir: &OwnedFd, name: &OsStr, kinds: &[FileType]) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let object = openat(dir, name, flags, Mode::empty())?;
+    match kinds.contains(&FileType::from_raw_mode(fstat(&object)?.st_mode)) {
+        true => Ok(object),
+        false => Err(Errno::INVAL),
+    }
+}
+
+fn path_of_held(object: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", object.as_raw_fd())
+}
+
+fn open_held(object: &OwnedFd, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    open(path_of_held(object), flags | OFlags::CLOEXEC, Mode::empty())
 }
 
 impl OnMount {
@@ -154,12 +172,12 @@ impl OnMount {
         if !is_open {
             let (dir, name) = split(path);
             let dir = &self.dir(dir)?.dir;
-            let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-            let opened = match openat(dir, name, flags, Mode::empty()) {
+            let object = held(dir, name, &[FileType::RegularFile])?;
+            let opened = match open_held(&object, OFlags::WRONLY) {
                 // The owner of a file that may not be written: its attributes come at the end.
-                Err(Errno::ACCESS) if !is_link(&status(dir, name)?) => {
-                    chmod(by_proc(dir, name), Mode::RUSR | Mode::WUSR)?;
-                    openat(dir, name, flags, Mode::empty())
+                Err(Errno::ACCESS) => {
+                    chmod(path_of_held(&object), Mode::RUSR | Mode::WUSR)?;
+                    open_held(&object, OFlags::WRONLY)
                 }
                 opened => opened,
             };
@@ -240,8 +258,8 @@ fn drop_inherited(dir: &OwnedFd, name: &OsStr, object: NewObject<'_>) -> rustix:
 }
 
 fn put_flags(dir: &OwnedFd, name: &OsStr, wanted: IFlags) -> rustix::io::Result<()> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let object = openat(dir, name, flags, Mode::empty())?;
+    let held = held(dir, name, &[FileType::RegularFile, FileType::Directory])?;
+    let object = open_held(&held, OFlags::RDONLY)?;
     let now = ioctl_getflags(&object)?;
     let next = now.difference(FLAGS).union(wanted);
     match now == next {
@@ -342,6 +360,12 @@ impl Destination for OnMount {
             self.file = Some((path.to_vec(), file));
         }
         Ok(())
+    }
+
+    fn kind(&mut self, path: &[u8]) -> io::Result<Kind> {
+        let (dir, name) = split(path);
+        let stat = status(&self.dir(dir)?.dir, name)?;
+        Kind::from_mode(stat.st_mode).ok_or_else(|| Errno::INVAL.into())
     }
 
     fn link(&mut self, path: &[u8], first: &[u8]) -> io::Result<()> {

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::format::record::Kind;
 use crate::format::stream::{NewObject, SentAttributes, SentFlags, StreamId};
 
 /// Beginning of the notes of received trees.
@@ -58,6 +59,11 @@ pub trait Destination {
     /// # Errors
     /// Those of the system.
     fn make(&mut self, path: &[u8], object: NewObject<'_>) -> io::Result<()>;
+    /// The kind of an object.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn kind(&mut self, path: &[u8]) -> io::Result<Kind>;
     /// Gives an object another name.
     ///
     /// # Errors

@@ -270,6 +270,12 @@ impl Destination for InVolume {
         })
     }
 
+    fn kind(&mut self, path: &[u8]) -> io::Result<Kind> {
+        self.at(path, |this, ino| {
+            Ok(this.volume.attributes().getattr(ino)?.kind)
+        })
+    }
+
     fn link(&mut self, path: &[u8], first: &[u8]) -> io::Result<()> {
         self.at(first, |this, ino| {
             let (dir, name) = split_path(path);
