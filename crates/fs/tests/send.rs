@@ -277,6 +277,98 @@ fn increment_has_the_differences_alone_and_bears_edits_of_the_receiver() {
     assert!(matches!(refused, ReceiveError::NoBase { .. }), "{refused}");
 }
 
+/// The trees `d` of two moments on a volume: as `before` leaves it, and as `after` does. The first is
+/// received whole, and the second as an increment.
+fn sent_twice(before: impl Fn(&Volume, Ino), after: impl Fn(&Volume, Ino)) -> (Tree, Tree) {
+    let (_, from) = volume();
+    let (_, to) = volume();
+    let top = make(&from, ROOT_INO, "d", Kind::Directory).ino;
+    let then = |name: &str| Sent {
+        at: Some((name.to_owned(), b"d".to_vec())),
+        ..sent("d", top)
+    };
+    before(&from, top);
+    from.snapshots().create("monday").unwrap();
+    receive(&to, &send(&from, &[then("monday")]), false).unwrap();
+    after(&from, top);
+    from.snapshots().create("tuesday").unwrap();
+    let increment = send(&from, &[base(then("tuesday"), "monday")]);
+    receive(&to, &increment, true).unwrap();
+    assert_eq!(to.controls().check().unwrap(), []);
+    (tree(&from, top), tree(&to, find(&to, "d")))
+}
+
+/// A file with two names in the directory `z`.
+fn linked_file(volume: &Volume, top: Ino) {
+    let z = make(volume, top, "z", Kind::Directory).ino;
+    let file = write(volume, z, "f", b"of monday");
+    volume.names().link(file, z, b"g").unwrap();
+}
+
+/// A new directory `d` with a link to that file, and its clone `e`.
+fn linked_and_cloned(volume: &Volume, top: Ino) {
+    let file = find(volume, "d/z/f");
+    let dir = make(volume, top, "d", Kind::Directory).ino;
+    volume.names().link(file, dir, b"x").unwrap();
+    write(volume, dir, "y", b"");
+    clone(volume, "d/d", top, "e");
+}
+
+#[test]
+fn clone_of_a_new_directory_has_the_contents_of_a_linked_file_that_is_patched_later() {
+    let (want, found) = sent_twice(linked_file, |volume, top| {
+        let file = find(volume, "d/z/f");
+        volume.files().write(file, 0, b"of tuesday", None).unwrap();
+        linked_and_cloned(volume, top);
+    });
+    assert_same_trees(&want, &found);
+}
+
+#[test]
+fn clone_of_a_new_directory_has_the_attributes_of_a_linked_file_that_is_patched_later() {
+    let (want, found) = sent_twice(linked_file, |volume, top| {
+        let (file, attributes) = (find(volume, "d/z/f"), volume.attributes());
+        let set = SetAttr {
+            perm: Some(0o4711),
+            uid: Some(7),
+            ..SetAttr::default()
+        };
+        attributes.setattr(file, &set, None).unwrap();
+        linked_and_cloned(volume, top);
+    });
+    assert_same_trees(&want, &found);
+    let (want, found) = sent_twice(linked_file, |volume, top| {
+        let (file, attributes) = (find(volume, "d/z/f"), volume.attributes());
+        let set = attributes.setxattr(file, b"user.note", b"tuesday", SetXattr::Any);
+        set.unwrap();
+        linked_and_cloned(volume, top);
+    });
+    assert_same_trees(&want, &found);
+}
+
+#[test]
+fn clone_within_a_clone_has_the_contents_of_a_linked_file_that_is_patched_later() {
+    // The file is patched in a copy that is sent, and not in a base.
+    let (want, found) = sent_twice(
+        |_, _| {},
+        |volume, top| {
+            let first = make(volume, top, "a", Kind::Directory).ino;
+            linked_file(volume, first);
+            let second = clone(volume, "d/a", top, "b");
+            let file = find(volume, "d/b/z/f");
+            volume
+                .files()
+                .write(file, 0, b"of the clone", None)
+                .unwrap();
+            let dir = make(volume, second, "d", Kind::Directory).ino;
+            volume.names().link(file, dir, b"x").unwrap();
+            write(volume, dir, "y", b"");
+            clone(volume, "d/b/d", second, "e");
+        },
+    );
+    assert_same_trees(&want, &found);
+}
+
 #[test]
 fn base_that_is_missing_is_told_before_anything_changes() {
     let (_, from) = volume();

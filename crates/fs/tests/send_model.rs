@@ -15,13 +15,16 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use streams::{Sent, base, receive, send, sent, tree};
 
-const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+const NAMES: [&str; 9] = ["a", "b", "c", "d", "e", "f", "n", "y", "z"];
 
 struct Case {
     volume: Arc<Volume>,
     top: Ino,
     random: StdRng,
 }
+
+/// A clone of a new directory with a link to a file that is patched later.
+const FOUND: [u64; 1] = [135];
 
 type Place = (Ino, Vec<u8>);
 
@@ -133,10 +136,34 @@ impl Case {
         }
     }
 
+    /// Makes a directory with a link to a file, and a clone of it. The file changes, or did, or not.
+    fn link_and_clone(&mut self, file: Ino, dirs: &[Ino]) {
+        let volume = Arc::clone(&self.volume);
+        let (Some((dir, name)), Some(other)) = (self.free(dirs), self.free(dirs)) else {
+            return;
+        };
+        let new = NewInode::new(Kind::Directory, 0o755);
+        let Ok(made) = volume.names().create(dir, &name, &new) else {
+            return;
+        };
+        volume.names().link(file, made.ino, b"x").unwrap();
+        // A directory is known again by its own files.
+        volume
+            .names()
+            .create(made.ino, b"y", &NewInode::new(Kind::Regular, 0o644))
+            .unwrap();
+        let (trees, mode) = (volume.trees(), CloneMode::New);
+        // The name may be that of the directory, or taken by it.
+        drop(trees.clone_entry(&Caller::root(), made.ino, other.0, &other.1, mode));
+        if self.one_of(2) == 0 {
+            self.change_file(file);
+        }
+    }
+
     fn step(&mut self) {
         let (dirs, found) = self.all();
         let volume = Arc::clone(&self.volume);
-        let which = self.one_of(20);
+        let which = self.one_of(21);
         let free = self.free(&dirs);
         if which < 5 || found.is_empty() {
             if let Some(place) = free {
@@ -150,6 +177,9 @@ impl Case {
         let trees = volume.trees();
         match (which, free) {
             (5..=8, _) if kind == Kind::Regular => self.change_file(ino),
+            (20, _) if kind == Kind::Regular && found.len() < 200 => {
+                self.link_and_clone(ino, &dirs);
+            }
             (5..=9, _) => self.change_attributes(ino, kind),
             (10..=11, _) => drop(trees.remove_tree(&Caller::root(), here.0, here.1).unwrap()),
             (12..=14, Some(free)) if found.len() < 200 => {
@@ -258,7 +288,6 @@ fn run(seed: u64) {
 #[test]
 fn trees_that_come_are_those_that_were_sent() {
     let first = variable("RAMET_SEED").unwrap_or(1);
-    for seed in first..first + variable("RAMET_CASES").unwrap_or(60) {
-        run(seed);
-    }
+    let seeds = first..first + variable("RAMET_CASES").unwrap_or(60);
+    seeds.chain(FOUND).for_each(run);
 }

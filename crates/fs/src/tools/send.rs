@@ -333,7 +333,7 @@ impl Sender {
         }
         if let Some(anchor) = self.links.anchor(&group) {
             self.out.put_link(&object, &anchor.object);
-            return Ok(());
+            return self.patch_anchor(&group);
         }
         let anchor = Anchor {
             object: object.clone(),
@@ -343,6 +343,29 @@ impl Sender {
         self.links.set_anchor(group, anchor)?;
         let found = self.side.object(&object)?.ok_or(Error::Stale)?;
         self.make_file(object, found)
+    }
+
+    /// Sends the differences of an anchor that the patch under way has not come to. A clone of the
+    /// directory that got a link to it is sent as a copy, and would be one of the old contents.
+    fn patch_anchor(&mut self, group: &Group) -> Result<()> {
+        let Some(anchor) = self.links.anchor(group).filter(|anchor| !anchor.is_sent) else {
+            return Ok(());
+        };
+        anchor.is_sent = true;
+        let anchor = anchor.clone();
+        let is_of = |lineage: &&Arc<Lineage>| Some(lineage.number) == anchor.patch();
+        // A patch that has ended has come to all its names.
+        let Some(lineage) = self.lineages.iter().find(is_of) else {
+            return Ok(());
+        };
+        let old = lineage.side.object(&lineage.old_of(&anchor.object))?;
+        let new = self.side.object(&anchor.object)?;
+        let (old, new) = old.zip(new).ok_or(Error::Stale)?;
+        let (old, new) = (
+            (Arc::clone(&lineage.side), old),
+            (Arc::clone(&self.side), new),
+        );
+        self.send_differing(Box::new(Differing::new(anchor.object, old, new)))
     }
 
     /// Sends an object that is no directory, and that the receiver does not have.

@@ -5,6 +5,9 @@
 //! the anchor, unless it is one already: name and anchor have led to one shared inode in the same
 //! old tree. A name that leads to another object in the old tree is removed first. So no object that
 //! is patched has a name of another group.
+//!
+//! An anchor of an old tree is patched before anything is linked to it. So a directory of which
+//! everything was sent does not change any more, and others can be made of it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,6 +34,13 @@ pub(super) struct Anchor {
     pub(super) kept: Option<Kept>,
     /// Contents and attributes are right, or will be before the patch ends.
     pub(super) is_sent: bool,
+}
+
+impl Anchor {
+    /// The number of the patch that comes to it.
+    pub(super) fn patch(&self) -> Option<u64> {
+        self.kept.as_ref().map(|(number, _)| *number)
+    }
 }
 
 /// Memory of a group beside its paths.
