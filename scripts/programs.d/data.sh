@@ -23,6 +23,7 @@ use_fio() {
     fio --name=a --directory="$2" --nrfiles=50 --size=4M --bs=4k --rw=randwrite --numjobs=2 --verify=md5 --openfiles=10 \
         --fallocate=keep --output=/dev/null; echo "many $?"
     fio --name=t --filename="$2/t" --size=4M --bs=4k --rw=randtrim --ioengine=psync --output=/dev/null >/dev/null 2>&1
+    echo "trim $?"
 }
 
 needs_stress_ng="stress-ng"

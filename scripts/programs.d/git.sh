@@ -41,7 +41,7 @@ use_git_worktree() {
     git worktree move "$2/side" "$2/moved" && git -C "$2/moved" status --porcelain
     git stash list
     git worktree remove "$2/moved" && git worktree prune -v
-    git reset -q --hard HEAD~1 && git status --porcelain | grep -v .out
+    git reset -q --hard HEAD~1 && git status --porcelain | { grep -v .out || true; }
 }
 
 # A copy has new inode numbers and times of change, so git reads it once; then it is clean and stays.

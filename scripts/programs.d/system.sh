@@ -250,9 +250,7 @@ if pid == 0:
         except OSError as error: print(start, error, flush=True)
     os._exit(0)
 os.waitpid(pid, 0)
-lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
-b.flush(); fcntl.fcntl(b, 37, lock)if False else None
-fcntl.fcntl(a, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+a.close(); b.close()
 try: fcntl.fcntl(os.open("f", os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_RDLCK); print("lease")
 except OSError as error: print("lease", error)
 PY
