@@ -234,21 +234,21 @@ impl Allocation {
         slot.is_some_and(|slot| slot.chunk.has(block))
     }
 
-    /// Makes those of these blocks exist that exist in `source`, and no others. Tells the numbers
-    /// of blocks that existed before and that exist now.
-    pub(crate) fn copy(&mut self, source: &Self, blocks: Range<u64>) -> (u64, u64) {
-        let removed = self.set(blocks.clone(), false);
+    /// Makes as many blocks from `to` on exist as those of these blocks that exist in `source`, and
+    /// no others. Tells the numbers of blocks that existed before and that exist now.
+    pub(crate) fn copy(&mut self, source: &Self, blocks: Range<u64>, to: u64) -> (u64, u64) {
+        let removed = self.set(to..to + (blocks.end - blocks.start), false);
         let mut added = 0;
         for (chunk, part) in chunks_of(&blocks) {
             let Some(from) = source.slots.get(&chunk) else {
                 continue;
             };
-            let to = &mut self.slot(chunk).chunk;
+            let there = |block: u64| chunk * CHUNK_BLOCKS + block - blocks.start + to;
             if from.chunk == Chunk::All {
-                added += to.set(part, true);
+                added += self.set(there(part.start)..there(part.end), true);
             } else {
                 for block in part.filter(|block| from.chunk.has(*block)) {
-                    added += to.set(block..block + 1, true);
+                    added += self.set(there(block)..there(block + 1), true);
                 }
             }
         }
@@ -457,9 +457,14 @@ mod tests {
         source.set(10..20, true);
         source.set(C..2 * C, true);
         let mut map = Allocation::without_holes(C + 100);
-        assert_eq!(map.copy(&source, 15..C + 50), (C + 35, 55));
+        assert_eq!(map.copy(&source, 15..C + 50, 15), (C + 35, 55));
         assert_eq!(map.count(0..2 * C), 15 + 5 + 100);
         assert!(map.has(14) && map.has(19) && !map.has(20) && map.has(C + 99));
+
+        let mut map = Allocation::without_holes(100);
+        assert_eq!(map.copy(&source, C - 5..C + 50, 95), (5, 50));
+        assert_eq!(map.count(0..2 * C), 95 + 50);
+        assert!(map.has(94) && !map.has(99) && map.has(100) && map.has(149));
     }
 
     #[test]

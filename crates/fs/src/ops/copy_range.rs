@@ -1,16 +1,18 @@
 //! Copying from file to file without the bytes passing through the caller.
 //!
 //! Whole blocks at the same offset in both files are cloned. So is a whole file over one that is
-//! not longer, which `cp` asks for. Other ranges are read and written: blocks have their numbers in
-//! their keys, and a clone replaces a prefix, so it cannot shift numbers.
+//! not longer, which `cp` asks for. Blocks have their numbers in their keys, big-endian, and a clone
+//! replaces a prefix. So blocks at other offsets are cloned where a prefix can tell the distance: a
+//! multiple of 1 MiB leaves the last byte of each number as it is, and each MiB is a clone of its
+//! own; a multiple of 256 MiB leaves two bytes. Other ranges are read and written.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use ramet_betree::Seq;
+use ramet_betree::{Batch, Seq, successor_of_prefix};
 
 use crate::error::{Error, Result};
-use crate::format::blocks::{BLOCK_BYTES, blocks_of};
+use crate::format::blocks::{BLOCK_BYTES, Span, blocks_of};
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::record::{FLAG_SPARSE, Record};
@@ -23,12 +25,16 @@ use crate::ops::data::Files;
 
 /// Bytes that one call copies through memory at most.
 const COPY_BYTES_MAX: u64 = 1 << 20;
+/// Clones of one call at most, when the offsets differ.
+const RUNS_MAX: u64 = 64;
+/// Bytes of the number of a block in its key.
+const NUMBER_BYTES: u32 = u64::BITS / 8;
 
 /// A file and an offset in it.
 type Offset<'a> = (&'a Arc<Inode>, u64);
 
 /// Result of a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
     /// Bytes that were copied.
     pub bytes: u64,
@@ -52,10 +58,88 @@ struct BlockClone<'a> {
     target: &'a Arc<Inode>,
     /// The source at the time of the clone.
     record: Record,
+    /// Blocks of the source.
     blocks: Range<u64>,
-    /// End of the copied bytes.
+    shift: Shift,
+    /// Bytes that are copied, and their end in the target.
+    bytes: u64,
     end: u64,
     replaced: Replaced,
+}
+
+/// The distance from blocks of the source to those of the target, modulo 2^64, which leaves the last
+/// bytes of their numbers as they are.
+#[derive(Clone, Copy)]
+struct Shift {
+    blocks: u64,
+    /// Bytes at the end of a number that do not change.
+    kept_bytes: u32,
+}
+
+impl Shift {
+    /// `None` when each byte of a number may change: no prefix tells this distance.
+    fn between(from: u64, to: u64) -> Option<Self> {
+        let blocks = to.wrapping_sub(from);
+        let kept_bytes = blocks.trailing_zeros() / u8::BITS;
+        (kept_bytes > 0).then_some(Self { blocks, kept_bytes })
+    }
+
+    /// End of the run of blocks whose numbers differ in the bytes that do not change.
+    fn run_end(self, block: u64) -> Option<u64> {
+        let blocks = 1u64.checked_shl(self.kept_bytes * u8::BITS)?;
+        (block / blocks + 1).checked_mul(blocks)
+    }
+
+    /// The part of these blocks that one call clones.
+    fn limited(self, blocks: Range<u64>) -> Range<u64> {
+        let mut end = blocks.start;
+        for _ in 0..RUNS_MAX {
+            if end < blocks.end {
+                end = self
+                    .run_end(end)
+                    .map_or(blocks.end, |run| run.min(blocks.end));
+            }
+        }
+        blocks.start..end
+    }
+
+    fn target(self, blocks: &Range<u64>) -> Range<u64> {
+        blocks.start.wrapping_add(self.blocks)..blocks.end.wrapping_add(self.blocks)
+    }
+
+    /// Clones these blocks, one run after the other. The prefixes are those of both files' blocks.
+    fn clone_blocks(
+        self,
+        mut blocks: Range<u64>,
+        (from, to): (&[u8], &[u8]),
+        batch: &mut Batch,
+    ) -> Result<()> {
+        let replaced = (NUMBER_BYTES - self.kept_bytes) as usize;
+        let strip = from.len() + replaced;
+        while blocks.start < blocks.end {
+            let run_end = self.run_end(blocks.start).filter(|end| *end <= blocks.end);
+            let lo = keys::block(from, blocks.start);
+            let hi = match run_end {
+                Some(_) => successor_of_prefix(&lo[..strip]),
+                None => Some(keys::block(from, blocks.end)),
+            };
+            let prefix = keys::block(to, blocks.start.wrapping_add(self.blocks));
+            let stripped = u32::try_from(strip).map_err(|_| Error::Invalid("path"))?;
+            batch.clone_range(lo, hi, stripped, prefix.slice(..to.len() + replaced));
+            blocks.start = run_end.unwrap_or(blocks.end);
+        }
+        Ok(())
+    }
+}
+
+/// The bytes up to the first whole block, if the blocks behind them can be cloned.
+fn bytes_before_blocks(from: u64, to: u64, len: u64) -> Option<u64> {
+    let before = (BLOCK_BYTES - from % BLOCK_BYTES) % BLOCK_BYTES;
+    let (from, to) = (from.checked_add(before)?, to.checked_add(before)?);
+    let can_clone = to % BLOCK_BYTES == 0
+        && Shift::between(from / BLOCK_BYTES, to / BLOCK_BYTES).is_some()
+        && len > before + FEW_BLOCKS * BLOCK_BYTES;
+    (before > 0 && can_clone).then_some(before)
 }
 
 impl Files {
@@ -80,11 +164,38 @@ impl Files {
         {
             return Err(Error::Invalid("ranges overlap"));
         }
-        let most = len.min(source.state.read().size_bytes);
+        let most = len.min(source.state.read().size_bytes.saturating_sub(from.1));
+        Span::new(to.1, most)?;
         self.deletes
             .orphan_if_large(&target, to.1.saturating_add(most))?;
+        let mut all = Copied::default();
+        // Parts of blocks at the ends take no call of their own.
+        loop {
+            let ends = ((&source, from.1 + all.bytes), (&target, to.1 + all.bytes));
+            let copied = match self.copy_part(ends, len - all.bytes, writer) {
+                Err(error) if all.bytes == 0 => return Err(error),
+                Err(_) => break,
+                Ok(copied) => copied,
+            };
+            all.bytes += copied.bytes;
+            all.cleared |= copied.cleared;
+            let rest = most.saturating_sub(all.bytes);
+            let is_end = copied.bytes < BLOCK_BYTES || rest < BLOCK_BYTES;
+            if copied.bytes == 0 || rest == 0 || !is_end {
+                break;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Copies the bytes before the first whole block, or whole blocks, or those behind.
+    fn copy_part(
+        &self,
+        ends: (Offset<'_>, Offset<'_>),
+        len: u64,
+        writer: Writer<'_>,
+    ) -> Result<Copied> {
         self.namespace.tree.admit(RECORDS_BYTES)?;
-        let ends = ((&source, from.1), (&target, to.1));
         self.namespace
             .until_applied(|round| self.copy_now(ends, len, writer, round))
     }
@@ -105,67 +216,79 @@ impl Files {
         let len = len
             .min(tx.get(source).size_bytes.saturating_sub(from.1))
             .min(u64::from(u32::MAX) / BLOCK_BYTES * BLOCK_BYTES);
-        let is_in_step = from.1 == to.1 && source.ino != target.ino;
-        let range = from.1..from.1 + len;
-        let plan = is_in_step.then(|| self.plan_clone(&tx, source, target, range));
-        let Some(plan) = plan.transpose()?.flatten() else {
+        let Some(plan) = self.plan_clone(&tx, (source, from.1), (target, to.1), len)? else {
             drop(tx);
+            let len = bytes_before_blocks(from.1, to.1, len).unwrap_or(len);
             let (from, to) = ((source.ino, from.1), (target.ino, to.1));
             return Ok((self.copy_bytes(from, to, len, writer)?, 0));
         };
+        let bytes = plan.bytes;
         let (cleared, seq) = self.clone_blocks(tx, plan, writer, round)?;
-        let bytes = len;
         Ok((Copied { bytes, cleared }, seq))
     }
 
-    /// Plans to clone the blocks of a range of bytes of `source` to the same offset of `target`;
-    /// `None` when the range has other ends, or so few blocks that a copy is cheaper.
+    /// Plans to clone the whole blocks of up to `len` bytes, as many as one call does; `None` when
+    /// the range begins within a block, or has so few blocks that a copy is cheaper.
     fn plan_clone<'a>(
         &self,
         tx: &Transaction<'_>,
-        source: &'a Arc<Inode>,
-        target: &'a Arc<Inode>,
-        Range { start, end }: Range<u64>,
+        (source, start): Offset<'a>,
+        (target, at): Offset<'a>,
+        len: u64,
     ) -> Result<Option<BlockClone<'a>>> {
         let (from, to) = (tx.get(source), tx.get(target));
-        let reaches_both_ends = end == from.size_bytes && end >= to.size_bytes;
-        let is_aligned = start % BLOCK_BYTES == 0 && (end % BLOCK_BYTES == 0 || reaches_both_ends);
-        let blocks = start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
-        if !is_aligned || blocks.end - blocks.start <= FEW_BLOCKS {
+        let is_aligned = start % BLOCK_BYTES == 0 && at % BLOCK_BYTES == 0;
+        let shift = Shift::between(start / BLOCK_BYTES, at / BLOCK_BYTES);
+        let (true, Some(shift)) = (is_aligned, shift) else {
+            return Ok(None);
+        };
+        let reaches_ends = |len| start + len == from.size_bytes && at + len >= to.size_bytes;
+        let last = if reaches_ends(len) {
+            (start + len).div_ceil(BLOCK_BYTES)
+        } else {
+            (start + len) / BLOCK_BYTES
+        };
+        let blocks = shift.limited(start / BLOCK_BYTES..last);
+        if blocks.end <= blocks.start + FEW_BLOCKS {
             return Ok(None);
         }
-        let replaced = if start == 0 && reaches_both_ends {
+        let bytes = len.min(blocks.end * BLOCK_BYTES - start);
+        let (end, reaches_both_ends) = (at + bytes, reaches_ends(bytes));
+        let replaced = if start == 0 && at == 0 && reaches_both_ends {
             Replaced::AsSource
         } else {
-            self.plan_replaced((source, from), (target, to), blocks.clone())?
+            self.plan_replaced((source, from), (target, to), blocks.clone(), shift)?
         };
         Ok(Some(BlockClone {
             source,
             target,
             record: from.clone(),
             blocks,
+            shift,
+            bytes,
             end,
             replaced,
         }))
     }
 
-    /// Plans that blocks of the source replace the same blocks of the target.
+    /// Plans that blocks of the source replace those of the target at this distance.
     fn plan_replaced(
         &self,
         (source, source_record): (&Arc<Inode>, &Record),
         (target, target_record): (&Arc<Inode>, &Record),
         blocks: Range<u64>,
+        shift: Shift,
     ) -> Result<Replaced> {
-        let namespace = &self.namespace;
+        let (namespace, there) = (&self.namespace, shift.target(&blocks));
         let from = Allocation::load_for(namespace, source, source_record, blocks.clone())?;
         let is_dense = !target_record.has(FLAG_SPARSE)
-            && blocks.start <= blocks_of(target_record.size_bytes)
+            && there.start <= blocks_of(target_record.size_bytes)
             && from.count(blocks.clone()) == blocks.end - blocks.start;
         if is_dense {
             return Ok(Replaced::Whole);
         }
-        let mut map = Allocation::load_for(namespace, target, target_record, blocks.clone())?;
-        let (removed, added) = map.copy(&from, blocks);
+        let mut map = Allocation::load_for(namespace, target, target_record, there.clone())?;
+        let (removed, added) = map.copy(&from, blocks, there.start);
         Ok(Replaced::Mapped(map, removed, added))
     }
 
@@ -186,10 +309,9 @@ impl Files {
         if matches!(plan.replaced, Replaced::AsSource) {
             tx.batch.clone_prefix(from_blocks, to_blocks);
         } else {
-            let strip = u32::try_from(from_blocks.len()).map_err(|_| Error::Invalid("path"))?;
-            let lo = keys::block(&from_blocks, plan.blocks.start);
-            let hi = keys::block(&from_blocks, plan.blocks.end);
-            tx.batch.clone_range(lo, Some(hi), strip, to_blocks);
+            let prefixes = (&from_blocks[..], &to_blocks[..]);
+            plan.shift
+                .clone_blocks(plan.blocks.clone(), prefixes, &mut tx.batch)?;
         }
         let cleared = tx.clear_privileges(target, &target_path, by.as_ref());
         let now = self.times.now();
