@@ -826,9 +826,20 @@ pub struct Send {
 
 #[derive(Debug, Args)]
 pub struct Receive {
-    /// Replace directories that have the names of the trees, each atomically
+    /// Replace directories that have the names of the trees, each atomically: of an increment the
+    /// tree that it has the differences from, or one that was received of the same snapshot
     #[arg(long)]
     pub replace: bool,
+    /// With --replace, an increment replaces a directory that it has nothing to do with, too
+    #[arg(long, requires = "replace")]
+    pub force: bool,
+    /// Tell the streams that were begun in DIR and not received to the end, and receive none
+    #[arg(long, conflicts_with_all = ["replace", "discard"])]
+    pub unfinished: bool,
+    /// Remove the parts of streams that were begun in DIR and not received to the end, and receive
+    /// none
+    #[arg(long, conflicts_with = "replace")]
+    pub discard: bool,
     /// Print as JSON: names, counts and bytes
     #[arg(long)]
     pub json: bool,

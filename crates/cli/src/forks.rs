@@ -397,6 +397,7 @@ mod tests {
                 note: String::new(),
                 has_base: true,
                 is_own: false,
+                is_maker: false,
             },
             path: path.into(),
             origin: Some(origin.into()),

@@ -6,15 +6,14 @@
 
 mod on_mount;
 
-use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use ramet_fs::{
-    Destination, InVolume, ReceiveCounts, ReceiveError, Receiver, SECTION_HEAD_BYTES,
-    STREAM_HEAD_BYTES, SectionHead, StreamId, Volume, decode_stream_head,
+    Destination, InVolume, ReceiveCounts, ReceiveError, Receiver, Replace, SECTION_HEAD_BYTES,
+    STREAM_HEAD_BYTES, SectionHead, StreamId, Unfinished, decode_stream_head, discard, unfinished,
 };
 use serde_json::json;
 
@@ -36,6 +35,12 @@ struct Received {
 }
 
 pub fn run(args: &Receive) -> Outcome {
+    if args.unfinished || args.discard {
+        return match directory_in_volume(&args.dir) {
+            Some(_) => in_volume(args, |place| tell_unfinished(args, place)),
+            None => tell_unfinished(args, OnMount::open(&args.dir)?),
+        };
+    }
     if io::stdin().is_terminal() {
         return Err(Failure::new(
             "a stream does not come from a terminal: 'ramet receive DIR < STREAM'",
@@ -47,32 +52,61 @@ pub fn run(args: &Receive) -> Outcome {
     let mut head = [0; STREAM_HEAD_BYTES];
     input.read_exact(&mut head).map_err(input_failed)?;
     let stream = decode_stream_head(&head).map_err(Failure::new_from)?;
+    let stream = (stream, &mut input as &mut dyn Read);
     let received = match directory_in_volume(&args.dir) {
-        Some((image, inside)) => {
-            let volume = unmounted::open(image, args.memory)?;
-            let received = in_volume(args, &volume, inside, (stream, &mut input));
-            let closed = volume.close().map_err(|e| Failure::at(image, e));
-            let received = received?;
-            closed?;
-            received
-        }
-        None => {
-            let place = OnMount::open(&args.dir)?;
-            receive(args, place, (stream, &mut input))?
-        }
+        Some(_) => in_volume(args, |place| receive(args, place, stream))?,
+        None => receive(args, OnMount::open(&args.dir)?, stream)?,
     };
     tell(&received, begun, args)
 }
 
-fn in_volume(
-    args: &Receive,
-    volume: &Arc<Volume>,
-    inside: &OsStr,
-    stream: (StreamId, &mut dyn Read),
-) -> Outcome<Received> {
-    let dir = find(volume, &names_of(inside)).map_err(|e| Failure::at(&args.dir, e))?;
-    let caller = caller_of(Rights::of_process());
-    receive(args, InVolume::new(Arc::clone(volume), caller, dir), stream)
+/// Runs `work` on the directory in a volume that is not mounted.
+fn in_volume<T>(args: &Receive, work: impl FnOnce(InVolume) -> Outcome<T>) -> Outcome<T> {
+    let (image, inside) = directory_in_volume(&args.dir).expect("it was asked for one");
+    let volume = unmounted::open(image, args.memory)?;
+    let done = find(&volume, &names_of(inside))
+        .map_err(|e| Failure::at(&args.dir, e))
+        .and_then(|dir| {
+            let caller = caller_of(Rights::of_process());
+            work(InVolume::new(Arc::clone(&volume), caller, dir))
+        });
+    let closed = volume.close().map_err(|e| Failure::at(image, e));
+    let done = done?;
+    closed?;
+    Ok(done)
+}
+
+/// Tells the streams that were begun, or removes them.
+fn tell_unfinished(args: &Receive, mut place: impl Destination) -> Outcome {
+    let found = unfinished(&mut place).map_err(|e| refusal(&e))?;
+    let mut told = Vec::new();
+    for one in found {
+        if args.discard && !one.is_busy {
+            discard(&mut place, one.stream).map_err(|e| refusal(&e))?;
+        }
+        told.push(json!({
+            "stream": one.stream.to_string(),
+            "behind": one.behind,
+            "busy": one.is_busy,
+        }));
+        if args.json {
+            continue;
+        }
+        let state = match one {
+            Unfinished { is_busy: true, .. } => "is being received".to_owned(),
+            _ if args.discard => "removed".to_owned(),
+            Unfinished {
+                behind: Some(section),
+                ..
+            } => format!("goes on behind section {section}"),
+            _ => "has no checkpoint".to_owned(),
+        };
+        say!("{}: {state}", one.stream)?;
+    }
+    match args.json {
+        true => say!("{:#}", json!(told)),
+        false => Ok(()),
+    }
 }
 
 fn input_failed(e: io::Error) -> Failure {
@@ -89,54 +123,49 @@ fn receive(
     place: impl Destination,
     (stream, input): (StreamId, &mut dyn Read),
 ) -> Outcome<Received> {
-    let mut receiver = Receiver::new(place, stream, args.replace);
-    let done = take_all(&mut receiver, input)
-        .and_then(|()| receiver.finish().map_err(|e| (refusal(&e), goes_on(&e))));
+    let replace = match (args.replace, args.force) {
+        (false, _) => Replace::Nothing,
+        (true, false) => Replace::Known,
+        (true, true) => Replace::Anything,
+    };
+    let mut receiver = Receiver::new(place, stream, replace);
+    let finish = |receiver: &mut Receiver<_>| receiver.finish().map_err(|e| (refusal(&e), e));
+    let done = take_all(&mut receiver, input).and_then(|()| finish(&mut receiver));
     let names = receiver.names();
     let names = names.map(|name| String::from_utf8_lossy(name).into_owned());
     let names = names.collect();
-    match (done, receiver.checkpoint()) {
-        (Ok(counts), _) => Ok(Received { names, counts }),
-        (Err((failure, true)), Some(section)) => {
-            complain(format_args!(
-                "{}: the same stream goes on behind section {section} ('ramet send --behind \
-                 {section}' leaves the sections before out)",
-                args.dir.display()
-            ));
-            Err(failure)
-        }
-        (Err((failure, _)), _) => {
-            if let Err(left) = receiver.discard() {
-                complain(refusal(&left));
-            }
-            Err(failure)
-        }
+    let (failure, error) = match done {
+        Ok(counts) => return Ok(Received { names, counts }),
+        Err(failed) => failed,
+    };
+    match receiver.give_up(&error) {
+        Ok(Some(section)) => complain(format_args!(
+            "{}: the same stream goes on behind section {section} ('ramet send --behind \
+             {section}' leaves the sections before out; 'ramet receive --discard' gives it up)",
+            args.dir.display()
+        )),
+        Ok(None) => {}
+        Err(left) => complain(refusal(&left)),
     }
+    Err(failure)
 }
 
-/// Whether the same stream may be received later.
-fn goes_on(error: &ReceiveError) -> bool {
-    match error {
-        ReceiveError::Truncated(_) | ReceiveError::Place { .. } | ReceiveError::Exists(_) => true,
-        ReceiveError::Stream(_) | ReceiveError::Order(_) | ReceiveError::NoBase { .. } => false,
-    }
-}
-
-/// Takes all sections. A failure comes with the answer whether the stream may go on later.
+/// Takes all sections. A failure comes with its reason.
 fn take_all<D: Destination>(
     receiver: &mut Receiver<D>,
     input: &mut dyn Read,
-) -> Result<(), (Failure, bool)> {
+) -> Result<(), (Failure, ReceiveError)> {
     let mut progress = Progress::new("receiving");
     let (mut head, mut stored) = ([0; SECTION_HEAD_BYTES], Vec::new());
-    let cut = |e| (input_failed(e), true);
+    let with_failure = |error: ReceiveError| (refusal(&error), error);
     loop {
+        let behind = receiver.section();
+        let cut = |e| (input_failed(e), ReceiveError::Truncated(behind));
         input.read_exact(&mut head).map_err(cut)?;
-        let found = SectionHead::decode(&head).map_err(|e| (Failure::new_from(e), false))?;
+        let found = SectionHead::decode(&head).map_err(|e| with_failure(e.into()))?;
         stored.resize(found.stored_bytes, 0);
         input.read_exact(&mut stored).map_err(cut)?;
-        let taken = receiver.take(&head, &stored);
-        taken.map_err(|e| (refusal(&e), goes_on(&e)))?;
+        receiver.take(&head, &stored).map_err(with_failure)?;
         let counts = receiver.counts();
         let objects = counts.files + counts.directories + counts.copies;
         let bytes = counts.bytes;

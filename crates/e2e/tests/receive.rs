@@ -2,13 +2,16 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use ramet_block::Writer;
-use ramet_e2e::{Bed, ramet_bin, text};
+use ramet_e2e::{Bed, done, ramet_bin, run_ok, text};
 use ramet_fs::{Kind, NewObject, Sections, SentFlags, StreamId, StreamItem, encode_stream_head};
 
+const USER: u32 = 65534;
 const ID: StreamId = StreamId([7; 16]);
 
 fn is_root() -> bool {
@@ -90,6 +93,160 @@ fn contents_and_flags_of_devices_are_refused_unopened() {
     fs::write(&stream, stream_with(&[null])).unwrap();
     let output = receive(&[text(root)], &stream);
     assert!(output.status.success(), "{output:?}");
+    mount.umount();
+    bed.fsck();
+}
+
+/// Runs the command as an ordinary user.
+fn as_user(ramet: &Path, args: &[&str], from: &Path) -> Output {
+    let ids = [format!("--reuid={USER}"), format!("--regid={USER}")];
+    let mut command = Command::new("setpriv");
+    command
+        .args(ids)
+        .arg("--clear-groups")
+        .arg(ramet)
+        .args(args);
+    command.stdin(File::open(from).unwrap()).output().unwrap()
+}
+
+fn send(args: &[&str], to: &Path) {
+    let mut command = Command::new(ramet_bin());
+    let output = File::create(to).unwrap();
+    command.arg("send").args(args).stdout(output);
+    let sent = command.stderr(Stdio::piped()).output().unwrap();
+    assert!(sent.status.success(), "{args:?}: {sent:?}");
+}
+
+const CLOSED: [(&str, u32); 6] = [
+    ("closed/read", 0o444),
+    ("closed", 0o500),
+    ("secret/file", 0o600),
+    ("secret/write", 0o200),
+    ("secret", 0o300),
+    ("", 0o555),
+];
+
+fn close(tree: &Path) {
+    for (name, mode) in CLOSED {
+        fs::set_permissions(tree.join(name), PermissionsExt::from_mode(mode)).unwrap();
+    }
+}
+
+fn note(path: &Path, value: &str) {
+    run_ok("setfattr", &["-n", "user.note", "-v", value, text(path)]);
+}
+
+/// Modes, notes and flags of the objects of a tree.
+fn look_of(tree: &Path) -> Vec<(u32, String, String)> {
+    let look = |(name, _): &(&str, u32)| {
+        let path = tree.join(name);
+        let notes = [
+            "--only-values",
+            "-m",
+            "user.",
+            "-d",
+            "--absolute-names",
+            text(&path),
+        ];
+        let flags = run_ok("lsattr", &["-d", text(&path)]);
+        let flags = flags.split(' ').next().unwrap().to_owned();
+        let mode = path.symlink_metadata().unwrap().mode();
+        (mode, run_ok("getfattr", &notes), flags)
+    };
+    CLOSED.iter().map(look).collect()
+}
+
+#[test]
+fn user_receives_objects_that_their_owner_may_not_use() {
+    if !is_root() {
+        return;
+    }
+    let bed = Bed::new("1G");
+    let mount = bed.mount(&["-o", "allow_other"]);
+    let (root, stream) = (mount.root().to_owned(), bed.path().join("stream"));
+    let tree = root.join("tree");
+    for name in ["closed", "secret"] {
+        fs::create_dir_all(tree.join(name)).unwrap();
+    }
+    for name in ["closed/read", "secret/file", "secret/write"] {
+        fs::write(tree.join(name), name).unwrap();
+    }
+    let noted = ["closed/read", "closed", "secret/write"].map(|name| tree.join(name));
+    noted.iter().for_each(|path| note(path, "first"));
+    close(&tree);
+    done(&["snapshot", "create", text(&root), "monday"]);
+    send(&["--at", "monday", text(&tree)], &stream);
+    // The user may search the directory above, and not list it.
+    let home = root.join("outer/home");
+    fs::create_dir_all(&home).unwrap();
+    run_ok("chown", &[&USER.to_string(), text(&home)]);
+    fs::set_permissions(root.join("outer"), PermissionsExt::from_mode(0o711)).unwrap();
+    let ramet = bed.command_for_others();
+    let taken = as_user(&ramet, &["receive", text(&home)], &stream);
+    assert!(taken.status.success(), "{taken:?}");
+    assert_eq!(look_of(&home.join("tree")), look_of(&tree));
+    // An increment works in directories that are closed from the beginning.
+    fs::write(tree.join("secret/file"), "other").unwrap();
+    fs::hard_link(tree.join("secret/file"), tree.join("secret/link")).unwrap();
+    fs::write(tree.join("closed/new"), "new").unwrap();
+    noted[..1].iter().for_each(|path| note(path, "second"));
+    run_ok("setfattr", &["-x", "user.note", text(&noted[1])]);
+    run_ok("chattr", &["+d", text(&noted[2])]);
+    run_ok("chattr", &["+d", text(&tree.join("secret"))]);
+    close(&tree);
+    done(&["snapshot", "create", text(&root), "tuesday"]);
+    let args = ["--at", "tuesday", "--from", "monday", text(&tree)];
+    send(&args, &stream);
+    let taken = as_user(&ramet, &["receive", "--replace", text(&home)], &stream);
+    assert!(taken.status.success(), "{taken:?}");
+    let there = home.join("tree");
+    assert_eq!(look_of(&there), look_of(&tree));
+    assert_eq!(fs::read(there.join("secret/link")).unwrap(), b"other");
+    assert_eq!(fs::read(there.join("closed/new")).unwrap(), b"new");
+    assert_eq!(names(&home), [there]);
+    mount.umount();
+    bed.fsck();
+}
+
+#[test]
+fn streams_that_were_begun_are_told_and_discarded() {
+    let bed = Bed::new("1G");
+    let mount = bed.mount(&[]);
+    let (root, stream) = (mount.root(), bed.path().join("stream"));
+    let mut child = Command::new(ramet_bin());
+    child.args(["receive", text(root)]).stdin(Stdio::piped());
+    let mut child = child.spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    // Two sections: the second one is not there, so the command waits for it.
+    let mut w = Writer::new();
+    let (name, id, base) = (&b"tree"[..], StreamId([1; 16]), None);
+    StreamItem::Root { name, id, base }.encode(&mut w);
+    StreamItem::Begin(0).encode(&mut w);
+    let section = Sections::of(ID).encode(w.as_slice(), false);
+    let begun = [&encode_stream_head(ID)[..], &section].concat();
+    input.write_all(&begun).unwrap();
+    let digits = "07".repeat(16);
+    let stage = root.join(format!(".ramet-receive-{digits}"));
+    while !stage.join("now").exists() {
+        assert!(child.try_wait().unwrap().is_none());
+        std::thread::yield_now();
+    }
+    let told = done(&["receive", "--unfinished", text(root)]);
+    assert_eq!(told, format!("{digits}: is being received\n"));
+    let told = done(&["receive", "--discard", text(root)]);
+    assert_eq!(told, format!("{digits}: is being received\n"));
+    fs::write(&stream, &begun).unwrap();
+    let output = receive(&[text(root)], &stream);
+    let why = String::from_utf8(output.stderr).unwrap();
+    assert!(why.contains("another command"), "{why}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let told = done(&["receive", "--unfinished", "--json", text(root)]);
+    assert!(told.contains("\"behind\": null"), "{told}");
+    assert!(stage.exists());
+    let told = done(&["receive", "--discard", text(root)]);
+    assert_eq!(told, format!("{digits}: removed\n"));
+    assert_eq!(names(root), [] as [PathBuf; 0]);
     mount.umount();
     bed.fsck();
 }

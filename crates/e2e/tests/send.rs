@@ -200,6 +200,13 @@ fn fill(dir: &Path) {
     }
 }
 
+/// The number behind these words.
+fn number_behind(text: &str, words: &str) -> u64 {
+    let rest = text.split(words).nth(1).unwrap_or_else(|| panic!("{text}"));
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap()
+}
+
 #[test]
 fn command_that_is_killed_goes_on_behind_its_checkpoint() {
     let (bed, other) = (Bed::new("1G"), Bed::new("1G"));
@@ -221,18 +228,28 @@ fn command_that_is_killed_goes_on_behind_its_checkpoint() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(!there.root().join("tree").exists());
-    // Only the daemon's memory has a part of it.
+    // The next stream has the sections behind the checkpoint of that command alone.
+    let told = done(&["receive", "--unfinished", text(there.root())]);
+    let first = number_behind(&told, "behind section ");
+    assert!((60..100).contains(&first), "{told}");
+    let cut = bed.path().join("cut");
+    let behind = |section: u64| {
+        let section = section.to_string();
+        send(&["--at", "s", "--behind", &section, text(&tree)], &cut);
+    };
+    behind(first);
+    let rest = fs::read(&cut).unwrap();
+    fs::write(&cut, &rest[..rest.len() - 10]).unwrap();
+    let output = receive(&[text(there.root())], &cut);
+    let why = String::from_utf8(output.stderr).unwrap();
+    let section = number_behind(&why, "--behind ");
+    assert!(section > first, "{why}");
+    // The checkpoint is durable as all others are.
+    done(&["sync", text(there.root())]);
     there.kill_daemon();
     there.detach_dead();
     let there = other.mount(&[]);
-    let cut = bed.path().join("cut");
-    fs::write(&cut, &whole[..whole.len() - 10]).unwrap();
-    let output = receive(&[text(there.root())], &cut);
-    let why = String::from_utf8(output.stderr).unwrap();
-    let section = why.split("--behind ").nth(1).unwrap();
-    let section: String = section.chars().take_while(char::is_ascii_digit).collect();
-    assert!(section.parse::<u64>().unwrap() > 60, "{why}");
-    send(&["--at", "s", "--behind", &section, text(&tree)], &cut);
+    behind(section);
     assert!(cut.metadata().unwrap().len() < stream.metadata().unwrap().len() / 2);
     let json = received(&["--json", text(there.root())], &cut);
     assert!(

@@ -97,15 +97,16 @@ pub use options::{
     AccessTime, FormatOptions, LinkStats, LockStats, MemoryStats, OpenOptions, VolumeStats,
 };
 pub use receive::{
-    Destination, InVolume, Presence, ReceiveCounts, ReceiveError, Receiver, note_of_received,
+    Destination, Found, InVolume, ReceiveCounts, ReceiveError, ReceivedTree, Receiver, Replace,
+    Unfinished, discard, unfinished,
 };
 pub use rollback::roll_back;
 pub use tools::check::Finding;
 pub use tools::controls::{ControlState, Controls};
 pub use tools::diff::{Change, Difference};
 pub use tools::fork_calls::{
-    ForkReply, ForkRequest, OldNumbers, ToldFork, ToldForkChange, ToldForkChanges, ToldMeasure,
-    answer_forks,
+    ForkNumbers, ForkReply, ForkRequest, OldNumbers, ToldFork, ToldForkChange, ToldForkChanges,
+    ToldMeasure, answer_forks, copy_base,
 };
 pub use tools::merge::{MergeOptions, Merged, MergedName, merge_fork};
 pub use tools::merge_calls::{MergeRequest, ToldMerge, ToldMergedName, path_of_text, text_of_path};

@@ -9,7 +9,10 @@
 //!                      /now/base-1    the base of the second one, for copies
 //!                      /now/state     roots, and the number of items up to the checkpoint
 //!                      /at-120        the checkpoint behind section 120: a clone of `now`
-//!                      /out           a root that is about to get its name
+//!                      /out-0         the first root before it gets its name; the tree that had
+//!                                     the name behind that
+//!                      /gives-0-71    the mark that `out-0` had the inode number 71, when it was
+//!                                     about to get its name
 //! ```
 //!
 //! A received tree is a fork without an origin of its own (`ops/fork.rs`): its base is the tree as it
@@ -19,72 +22,36 @@
 //! No byte of a stream is trusted: names are single names, and all places lie below the stage.
 
 mod destination;
+mod error;
 mod in_volume;
+mod names;
+mod staged;
+mod unfinished;
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::io;
-
-use ramet_block::{Reader, Writer};
-use thiserror::Error;
 
 use crate::format::record::Kind;
 use crate::format::stream::{
     CopyFrom, NewObject, SECTION_HEAD_BYTES, SectionHead, Sections, StreamId, StreamItem,
     StreamItems,
 };
+use crate::receive::destination::note_of_received;
+use crate::receive::error::{Received, place};
+use crate::receive::names::Names;
+use crate::receive::staged::{Root, STATE_BYTES_MAX, Staged, State, mark, out, stage_of};
 
-pub use destination::{Destination, Presence, note_of_received};
+pub use destination::{Destination, Found, ReceivedTree};
+pub use error::ReceiveError;
 pub use in_volume::InVolume;
+pub use names::Replace;
+pub use unfinished::{Unfinished, discard, unfinished};
 
 /// Bytes of items between two checkpoints.
 const CHECKPOINT_BYTES: usize = 64 << 20;
 /// Roots of a stream, at most.
 const ROOTS_MAX: usize = 65536;
-/// Longest state of a checkpoint, in bytes.
-const STATE_BYTES_MAX: u64 = 32 << 20;
-/// Beginning of the name of a stage.
-const STAGE: &str = ".ramet-receive-";
-
-/// The reason for which a stream is not received. After a truncated stream, and after a refusal of the
-/// destination, another receiver goes on from the last checkpoint.
-#[derive(Debug, Error)]
-pub enum ReceiveError {
-    /// The bytes are no stream, or a damaged one.
-    #[error("the stream cannot be read: {0}")]
-    Stream(#[from] crate::Error),
-    /// Items that make no sense one after the other.
-    #[error("the stream makes no sense: {0}")]
-    Order(&'static str),
-    /// The stream is not whole.
-    #[error("the stream ends early, behind section {0}")]
-    Truncated(u64),
-    /// The destination refuses.
-    #[error("{}: {error}", String::from_utf8_lossy(.path))]
-    Place {
-        /// Root and path in it.
-        path: Vec<u8>,
-        /// The reason.
-        error: io::Error,
-    },
-    /// A name is taken.
-    #[error("{}: already exists: --replace replaces it", String::from_utf8_lossy(.0))]
-    Exists(Vec<u8>),
-    /// The tree that a root is made of is not there.
-    #[error(
-        "{}: made of the tree {id}, which was not received here (or was removed since): send it \
-         without --from, or from another base",
-        String::from_utf8_lossy(.name)
-    )]
-    NoBase {
-        /// The root.
-        name: Vec<u8>,
-        /// The tree.
-        id: StreamId,
-    },
-}
-
-type Received<T = ()> = std::result::Result<T, ReceiveError>;
-
 /// The number of objects and bytes that came, without those that were there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveCounts {
@@ -106,12 +73,20 @@ pub struct ReceiveCounts {
     pub resumed_behind: u64,
 }
 
-/// A root of the stream.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Root {
-    name: Vec<u8>,
-    id: StreamId,
-    base: Option<StreamId>,
+impl ReceiveCounts {
+    fn add(&mut self, item: &StreamItem<'_>) {
+        match item {
+            StreamItem::Make {
+                object: NewObject::Directory,
+                ..
+            } => self.directories += 1,
+            StreamItem::Make { .. } | StreamItem::Link { .. } => self.files += 1,
+            StreamItem::Copy { .. } => self.copies += 1,
+            StreamItem::Remove(_) => self.removed += 1,
+            StreamItem::Data { bytes, .. } => self.bytes += bytes.len() as u64,
+            _ => {}
+        }
+    }
 }
 
 /// The current object.
@@ -126,8 +101,7 @@ struct Current {
 pub struct Receiver<D> {
     to: D,
     stream: StreamId,
-    /// Trees of the same names are replaced.
-    replaces: bool,
+    names: Names,
     sections: Sections,
     roots: Vec<Root>,
     /// The root that is being received.
@@ -136,6 +110,10 @@ pub struct Receiver<D> {
     current: Option<Current>,
     counts: ReceiveCounts,
     has_stage: bool,
+    /// No other receiver has made anything of the stage.
+    is_mine: bool,
+    /// Roots that have their names already.
+    is_published: bool,
     /// Items up to this section are in the checkpoint that the receiver began with.
     skips: u64,
     /// The checksum of that section.
@@ -143,17 +121,19 @@ pub struct Receiver<D> {
     checkpoint: Option<u64>,
     bytes_since: usize,
     checkpoint_bytes: usize,
+    /// A checkpoint was made before the stream was whole.
+    is_long: bool,
     is_whole: bool,
+    has_failed: bool,
 }
 
 impl<D: Destination> Receiver<D> {
-    /// A receiver of this stream. Directories of the names of its roots are replaced if it
-    /// `replaces`.
-    pub fn new(to: D, stream: StreamId, replaces: bool) -> Self {
+    /// A receiver of this stream.
+    pub fn new(to: D, stream: StreamId, replaces: Replace) -> Self {
         Self {
             to,
             stream,
-            replaces,
+            names: Names::new(replaces),
             sections: Sections::of(stream),
             roots: Vec::new(),
             root: None,
@@ -161,12 +141,16 @@ impl<D: Destination> Receiver<D> {
             current: None,
             counts: ReceiveCounts::default(),
             has_stage: false,
+            is_mine: false,
+            is_published: false,
             skips: 0,
             sum_there: 0,
             checkpoint: None,
             bytes_since: 0,
             checkpoint_bytes: CHECKPOINT_BYTES,
+            is_long: false,
             is_whole: false,
+            has_failed: false,
         }
     }
 
@@ -189,12 +173,6 @@ impl<D: Destination> Receiver<D> {
         self.sections.done().0
     }
 
-    /// The section behind which another receiver would go on, if there is a checkpoint.
-    #[must_use]
-    pub fn checkpoint(&self) -> Option<u64> {
-        self.checkpoint
-    }
-
     /// The names of the roots.
     pub fn names(&self) -> impl Iterator<Item = &[u8]> {
         self.roots.iter().map(|root| &root.name[..])
@@ -204,8 +182,17 @@ impl<D: Destination> Receiver<D> {
     ///
     /// # Errors
     /// See [`ReceiveError`]. The receiver cannot go on then; another one goes on from the last
-    /// checkpoint.
+    /// checkpoint, if [`Receiver::give_up`] leaves it.
     pub fn take(&mut self, head: &[u8; SECTION_HEAD_BYTES], stored: &[u8]) -> Received {
+        if self.has_failed {
+            return Err(ReceiveError::Order("a section behind a failure"));
+        }
+        let taken = self.take_section(head, stored);
+        self.has_failed = taken.is_err();
+        taken
+    }
+
+    fn take_section(&mut self, head: &[u8; SECTION_HEAD_BYTES], stored: &[u8]) -> Received {
         let found = SectionHead::decode(head)?;
         if self.is_whole {
             return Err(ReceiveError::Order("a section behind the last one"));
@@ -214,12 +201,8 @@ impl<D: Destination> Receiver<D> {
             self.resume_behind(found.number - 1)?;
         }
         let items = self.sections.open((head, &found), stored)?;
-        self.apply(&items)?;
-        if self.sections.done().0 == self.skips && self.sections.done().1 != self.sum_there {
-            return Err(ReceiveError::Order(
-                "it is not the stream that was begun here, though it is of the same trees",
-            ));
-        }
+        self.check_sum(found.is_last)?;
+        self.apply(&items, found.is_last)?;
         self.bytes_since += items.len();
         if found.is_last && !self.is_whole {
             return Err(ReceiveError::Order("the last section has no end"));
@@ -227,8 +210,24 @@ impl<D: Destination> Receiver<D> {
         let is_new = found.number > self.skips && self.has_stage;
         if is_new && !found.is_last && self.bytes_since >= self.checkpoint_bytes {
             self.make_checkpoint()?;
+            self.is_long = true;
         }
         Ok(())
+    }
+
+    /// Refuses a stream whose sections are not those that the checkpoint is of. The sum of a section
+    /// is good for all before it, so a stream has to come as far as the checkpoint.
+    fn check_sum(&self, is_last: bool) -> Received {
+        let (number, sum) = self.sections.done();
+        let is_other = match number.cmp(&self.skips) {
+            Ordering::Less => is_last,
+            Ordering::Equal => sum != self.sum_there,
+            Ordering::Greater => false,
+        };
+        match is_other && self.has_stage {
+            true => Err(ReceiveError::Foreign),
+            false => Ok(()),
+        }
     }
 
     /// Gives the trees their names, once the stream is whole, and makes them durable.
@@ -236,57 +235,96 @@ impl<D: Destination> Receiver<D> {
     /// # Errors
     /// See [`ReceiveError`].
     pub fn finish(&mut self) -> Received<ReceiveCounts> {
-        if !self.is_whole {
+        if !self.is_whole || self.has_failed {
             return Err(ReceiveError::Truncated(self.section()));
         }
+        let done = self.publish_all();
+        self.has_failed = done.is_err();
+        done
+    }
+
+    fn publish_all(&mut self) -> Received<ReceiveCounts> {
         self.make_checkpoint()?;
+        let staged = self.look_at_stage()?;
+        let failed = |error| place(b"", error);
+        self.names.trees = self.to.received().map_err(failed)?;
         for number in 0..self.roots.len() {
-            self.publish(number)?;
+            self.publish(number, &staged)?;
         }
-        let done = self.to.drop_stage().and_then(|()| self.to.sync());
-        done.map_err(|error| place(b"", error))?;
+        self.to.sync().map_err(failed)?;
+        self.drop_stage()?;
+        self.to.sync().map_err(failed)?;
         self.has_stage = false;
         Ok(self.counts)
     }
 
-    /// Removes everything of a stream that is not received, but for trees that have their names.
+    /// Removes the stage. The trees that were replaced may have files that are protected: then these
+    /// trees stay.
+    fn drop_stage(&mut self) -> Received {
+        let failed = |error| place(b"", error);
+        let Err(error) = self.to.drop_stage() else {
+            return Ok(());
+        };
+        let name = stage_of(self.stream);
+        if self.to.open_stage(&name, false).map_err(failed)? {
+            let names = self.to.staged_names().map_err(failed)?;
+            for name in names.iter().filter(|name| !name.starts_with(b"out-")) {
+                self.to.remove(name).map_err(failed)?;
+            }
+        }
+        Err(ReceiveError::Left(name, error))
+    }
+
+    /// Ends a receiver that failed. The stage stays for another one, if the same stream may be
+    /// received later, or if another one has made a checkpoint in it: then the answer is the section
+    /// behind which that goes on. Else everything is removed, but for trees that have their names.
     ///
     /// # Errors
     /// See [`ReceiveError`].
-    pub fn discard(mut self) -> Received {
-        if !self.has_stage {
-            return Ok(());
+    pub fn give_up(mut self, error: &ReceiveError) -> Received<Option<u64>> {
+        let is_worth_it = self.is_long || self.is_published;
+        let stays = !self.is_mine || is_worth_it && (self.is_whole || error.may_pass());
+        if let ReceiveError::Left(..) = error {
+            return Ok(None);
+        }
+        if !self.has_stage || stays {
+            return Ok(self.checkpoint);
         }
         let done = self.to.drop_stage().and_then(|()| self.to.sync());
-        done.map_err(|error| place(b"", error))
+        done.map_err(|error| place(b"", error))?;
+        Ok(None)
     }
 
-    fn publish(&mut self, number: usize) -> Received {
+    fn publish(&mut self, number: usize, staged: &Staged) -> Received {
         let root = self.roots[number].clone();
         let failed = |error| place(&root.name, error);
-        let presence = self.to.presence(&root.name).map_err(failed)?;
-        let exchanges = match presence {
-            Presence::Free => false,
-            // A receiver before was killed behind this name.
-            Presence::Received(id) if id == root.id && self.counts.resumed_behind > 0 => {
-                return Ok(());
-            }
-            _ if self.replaces => true,
-            _ => return Err(ReceiveError::Exists(root.name)),
-        };
-        let staged = self.to.staged_names().map_err(failed)?;
-        if staged.iter().any(|name| name == b"out") {
-            self.to.remove(b"out").map_err(failed)?;
-        }
+        let found = self.to.look(&root.name).map_err(failed)?;
         let from = format!("now/{number}").into_bytes();
+        if self.names.has(&root, staged.given.get(&number), found) {
+            self.is_published = true;
+            return self.to.settle(&from, &root.name).map_err(failed);
+        }
+        let exchanges = self.names.may_take(&root, found)?;
+        let out = out(number);
+        if staged.names.contains(&out) {
+            self.to.remove(&out).map_err(failed)?;
+        }
+        if let Some(before) = staged.given.get(&number) {
+            self.to.remove(&mark(number, *before)).map_err(failed)?;
+        }
         let note = note_of_received(root.id);
-        self.to.fork(b"out", &from, &note).map_err(failed)?;
-        self.to
-            .publish(b"out", &root.name, exchanges)
-            .map_err(failed)
+        self.to.fork(&out, &from, &note).map_err(failed)?;
+        let given = self.to.status(&out).map_err(failed)?.number;
+        let mark = mark(number, given);
+        let marked = self.to.make(&mark, NewObject::File(0));
+        marked.map_err(failed)?;
+        let published = self.to.publish(&out, &root.name, exchanges);
+        published.map_err(failed)?;
+        self.is_published = true;
+        Ok(())
     }
 
-    fn apply(&mut self, items: &[u8]) -> Received {
+    fn apply(&mut self, items: &[u8], is_last: bool) -> Received {
         let mut items = StreamItems::new(items);
         self.current = None;
         while let Some(item) = items.next_item()? {
@@ -304,13 +342,19 @@ impl<D: Destination> Receiver<D> {
                     id,
                     base,
                 })?,
-                StreamItem::Begin(number) => self.begin_root(number as usize)?,
+                StreamItem::Begin(number) => {
+                    let had_stage = self.has_stage;
+                    self.begin_root(number as usize)?;
+                    if !had_stage {
+                        self.check_sum(is_last)?;
+                    }
+                }
                 _ if self.root.is_none() => {
                     return Err(ReceiveError::Order("an object of no root"));
                 }
-                item if self.is_skipped() => self.count(&item),
+                item if self.is_skipped() => self.counts.add(&item),
                 item => {
-                    self.count(&item);
+                    self.counts.add(&item);
                     self.apply_item(&item)?;
                 }
             }
@@ -324,21 +368,6 @@ impl<D: Destination> Receiver<D> {
         self.section() <= self.skips
     }
 
-    fn count(&mut self, item: &StreamItem<'_>) {
-        let counts = &mut self.counts;
-        match item {
-            StreamItem::Make {
-                object: NewObject::Directory,
-                ..
-            } => counts.directories += 1,
-            StreamItem::Make { .. } | StreamItem::Link { .. } => counts.files += 1,
-            StreamItem::Copy { .. } => counts.copies += 1,
-            StreamItem::Remove(_) => counts.removed += 1,
-            StreamItem::Data { bytes, .. } => counts.bytes += bytes.len() as u64,
-            _ => {}
-        }
-    }
-
     fn add_root(&mut self, root: Root) -> Received {
         if self.root.is_some() || self.roots.len() >= ROOTS_MAX {
             return Err(ReceiveError::Order("a root too many"));
@@ -347,8 +376,7 @@ impl<D: Destination> Receiver<D> {
         Ok(())
     }
 
-    /// Begins the next root. With the first one the stage is opened: before that, nothing is changed
-    /// and everything is looked at that may be missing.
+    /// Begins the next root. With the first one the stage is opened.
     fn begin_root(&mut self, number: usize) -> Received {
         let next = self.root.map_or(0, |root| root + 1);
         if number != next || number >= self.roots.len() {
@@ -362,97 +390,111 @@ impl<D: Destination> Receiver<D> {
         match root.base {
             Some(id) if !self.is_skipped() => {
                 let path = format!("now/{number}").into_bytes();
-                let copied = self.to.copy_base(&path, id);
-                copied.map_err(|error| place(&root.name, error))
+                self.copy_base(number, &path, id)
             }
             _ => Ok(()),
         }
     }
 
-    fn stage_name(&self) -> String {
-        format!("{STAGE}{}", self.stream)
-    }
-
+    /// Opens the stage. Before anything is changed, everything is looked at that may be missing.
     fn open_stage(&mut self) -> Received {
-        let name = self.stage_name();
+        let name = stage_of(self.stream);
         let failed = |error| place(name.as_bytes(), error);
         let is_there = self.to.open_stage(&name, false).map_err(failed)?;
-        let mut names = BTreeSet::new();
-        for root in &self.roots {
-            let failed = |error| place(&root.name, error);
-            if !names.insert(&root.name) {
-                return Err(ReceiveError::Order("two roots of one name"));
-            }
-            match self.to.presence(&root.name).map_err(failed)? {
-                Presence::Free => {}
-                Presence::Received(id) if is_there && id == root.id => {}
-                _ if self.replaces => {}
-                _ => return Err(ReceiveError::Exists(root.name.clone())),
-            }
-            if let Some(id) = root.base
-                && !self.to.has_base(id).map_err(failed)?
-            {
-                let name = root.name.clone();
-                return Err(ReceiveError::NoBase { name, id });
-            }
+        let staged = match is_there {
+            true => self.look_at_stage()?,
+            false => Staged::default(),
+        };
+        let last = self.last_checkpoint(&staged)?;
+        // The sections of the roots alone are more than the checkpoint has.
+        if last.is_some() && self.section() > self.skips {
+            return Err(ReceiveError::Foreign);
         }
+        self.check_roots(&staged, last.as_ref())?;
         if !is_there {
             self.to.open_stage(&name, true).map_err(failed)?;
         }
-        self.has_stage = true;
-        if self.load_checkpoint()?.is_none() {
-            let made = self.to.make(b"now", NewObject::Directory);
-            made.map_err(failed)?;
-        }
-        Ok(())
+        self.enter_stage(&staged, last.is_some())
     }
 
     /// Goes on behind a section that a receiver before has reached: this stream begins behind it.
     fn resume_behind(&mut self, number: u64) -> Received {
-        let name = self.stage_name();
+        let name = stage_of(self.stream);
         let failed = |error| place(name.as_bytes(), error);
-        let missing = ReceiveError::Order(
-            "it does not begin with its first section, and the sections before were not received",
-        );
         if !self.to.open_stage(&name, false).map_err(failed)? {
-            return Err(missing);
+            return Err(ReceiveError::Behind(None));
         }
-        self.has_stage = true;
-        match self.load_checkpoint()? {
-            Some((state, sum)) if self.skips == number => {
-                self.sections = Sections::behind(self.stream, (number, sum));
-                (self.roots, self.root) = (state.roots, state.root);
-                self.counts.items = state.items;
-                Ok(())
-            }
-            _ => Err(missing),
+        let staged = self.look_at_stage()?;
+        let Some(state) = self.last_checkpoint(&staged)? else {
+            return Err(ReceiveError::Behind(None));
+        };
+        if self.skips != number {
+            return Err(ReceiveError::Behind(Some(self.skips)));
         }
+        self.sections = Sections::behind(self.stream, (number, self.sum_there));
+        (self.roots, self.root) = (state.roots.clone(), state.root);
+        self.counts.items = state.items;
+        self.check_roots(&staged, Some(&state))?;
+        self.enter_stage(&staged, true)
     }
 
-    /// Makes the stage that of the last checkpoint, if there is one; else it is empty then.
-    fn load_checkpoint(&mut self) -> Received<Option<(State, u64)>> {
-        let failed = |error| place(b"", error);
-        let names = self.to.staged_names().map_err(failed)?;
-        let number = |name: &Vec<u8>| -> Option<u64> {
-            let name = std::str::from_utf8(name).ok()?;
-            name.strip_prefix("at-")?.parse().ok()
-        };
-        let last = names.iter().filter_map(number).max();
-        for name in &names {
-            if number(name).is_none() || number(name) != last {
-                self.to.remove(name).map_err(failed)?;
-            }
-        }
-        let Some(last) = last else {
+    fn look_at_stage(&mut self) -> Received<Staged> {
+        let names = self.to.staged_names();
+        Ok(Staged::of(names.map_err(|error| place(b"", error))?))
+    }
+
+    /// The state of the last checkpoint.
+    fn last_checkpoint(&mut self, staged: &Staged) -> Received<Option<State>> {
+        let Some((last, name)) = &staged.checkpoint else {
             return Ok(None);
         };
-        let at = format!("at-{last}").into_bytes();
-        self.to.copy(b"now", &at).map_err(failed)?;
-        let state = self.to.read(b"now/state", STATE_BYTES_MAX);
-        let (state, sum) = State::decode(&state.map_err(failed)?)?;
-        (self.skips, self.checkpoint, self.sum_there) = (last, Some(last), sum);
-        self.counts.resumed_behind = last;
-        Ok(Some((state, sum)))
+        let path = [&name[..], b"/state"].concat();
+        let state = self.to.read(&path, STATE_BYTES_MAX);
+        let state = State::decode(&state.map_err(|error| place(b"", error))?)?;
+        (self.skips, self.checkpoint, self.sum_there) = (*last, Some(*last), state.sum);
+        self.is_long = true;
+        Ok(Some(state))
+    }
+
+    /// Refuses roots whose names are taken, or whose bases are missing. A root that a receiver
+    /// before began needs no base.
+    fn check_roots(&mut self, staged: &Staged, last: Option<&State>) -> Received {
+        let begun = last.and_then(|state| state.root).map_or(0, |root| root + 1);
+        let mut names = BTreeSet::new();
+        if !self.roots.iter().all(|root| names.insert(&root.name)) {
+            return Err(ReceiveError::Order("two roots of one name"));
+        }
+        self.names.trees = self.to.received().map_err(|error| place(b"", error))?;
+        for (number, root) in self.roots.clone().iter().enumerate() {
+            let found = self.to.look(&root.name);
+            let found = found.map_err(|error| place(&root.name, error))?;
+            let is_missing = |id: &StreamId| self.names.base(*id, None).is_none();
+            if let Some(id) = root.base.filter(|id| number >= begun && is_missing(id)) {
+                let name = root.name.clone();
+                return Err(ReceiveError::NoBase { name, id });
+            }
+            if !self.names.has(root, staged.given.get(&number), found) {
+                self.names.may_take(root, found)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the stage that of its last checkpoint, if there is one; else it is empty then.
+    fn enter_stage(&mut self, staged: &Staged, has_checkpoint: bool) -> Received {
+        let failed = |error| place(b"", error);
+        (self.has_stage, self.is_mine) = (true, !has_checkpoint);
+        let stage = stage_of(self.stream).into_bytes();
+        for name in staged.passing() {
+            let removed = self.to.remove(name);
+            removed.map_err(|error| place(&[&stage[..], b"/", name].concat(), error))?;
+        }
+        let Some((last, at)) = &staged.checkpoint else {
+            let made = self.to.make(b"now", NewObject::Directory);
+            return made.map_err(failed);
+        };
+        self.counts.resumed_behind = *last;
+        self.to.copy(b"now", at).map_err(failed)
     }
 
     fn make_checkpoint(&mut self) -> Received {
@@ -463,11 +505,12 @@ impl<D: Destination> Receiver<D> {
         }
         let failed = |error| place(b"", error);
         let state = State {
+            sum,
             items: self.counts.items,
             root: self.root,
             roots: self.roots.clone(),
         };
-        let bytes = state.encode(sum);
+        let bytes = state.encode();
         let names = self.to.staged_names().map_err(failed)?;
         let made = match self.checkpoint {
             Some(_) => Ok(()),
@@ -486,24 +529,15 @@ impl<D: Destination> Receiver<D> {
         Ok(())
     }
 
-    /// Path in the stage of a path in a root.
-    fn path(&self, number: usize, path: &[u8]) -> Vec<u8> {
-        let top = format!("now/{number}").into_bytes();
-        match path {
-            b"" => top,
-            path => [&top[..], b"/", path].concat(),
-        }
-    }
-
     fn apply_item(&mut self, item: &StreamItem<'_>) -> Received {
         let root = self.root.ok_or(ReceiveError::Order("no root"))?;
-        let here = |receiver: &Self, path: &[u8]| receiver.path(root, path);
+        let here = |path| path_of(&format!("now/{root}"), path);
         let near = match *item {
             StreamItem::Make { path, .. }
             | StreamItem::Link { path, .. }
             | StreamItem::Copy { path, .. }
             | StreamItem::Remove(path)
-            | StreamItem::At(path) => here(self, path),
+            | StreamItem::At(path) => here(path),
             _ => match &self.current {
                 Some(current) => current.path.clone(),
                 None => return Err(ReceiveError::Order("no current object")),
@@ -512,7 +546,7 @@ impl<D: Destination> Receiver<D> {
         self.check_kind(item)?;
         let done = match *item {
             StreamItem::Make { object, .. } => self.to.make(&near, object),
-            StreamItem::Link { first, .. } => self.to.link(&near, &here(self, first)),
+            StreamItem::Link { first, .. } => self.to.link(&near, &here(first)),
             StreamItem::Copy {
                 from, from_path, ..
             } => {
@@ -565,7 +599,7 @@ impl<D: Destination> Receiver<D> {
         };
         let kind = match current.kind {
             Some(kind) => Ok(kind),
-            None => self.to.kind(&current.path),
+            None => self.to.status(&current.path).map(|found| found.kind),
         };
         current.kind = kind.as_ref().ok().copied();
         match kind {
@@ -584,32 +618,49 @@ impl<D: Destination> Receiver<D> {
     fn source_of(&mut self, root: usize, from: CopyFrom, path: &[u8]) -> Received<Vec<u8>> {
         match from {
             CopyFrom::Root(number) if number as usize <= root => {
-                Ok(self.path(number as usize, path))
+                Ok(path_of(&format!("now/{number}"), path))
             }
             CopyFrom::Root(_) => Err(ReceiveError::Order("a copy of a root to come")),
             CopyFrom::Base => {
-                let top = format!("now/base-{root}").into_bytes();
+                let top = format!("now/base-{root}");
                 let id = self.roots[root].base;
                 let id = id.ok_or(ReceiveError::Order("a copy of a base that is none"))?;
                 if !self.has_base_copy {
-                    self.copy_base_once(&top, id)?;
+                    self.copy_base_once(root, top.as_bytes(), id)?;
                 }
-                Ok(match path {
-                    b"" => top,
-                    path => [&top[..], b"/", path].concat(),
-                })
+                Ok(path_of(&top, path))
             }
         }
     }
 
     /// Makes the copy of the base, unless a checkpoint has it.
-    fn copy_base_once(&mut self, top: &[u8], id: StreamId) -> Received {
-        let copied = match self.to.copy_base(top, id) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            copied => copied,
-        };
+    fn copy_base_once(&mut self, root: usize, top: &[u8], id: StreamId) -> Received {
         self.has_base_copy = true;
-        copied.map_err(|error| self.place_of(top, error))
+        match self.copy_base(root, top, id) {
+            Err(ReceiveError::Place { error, .. })
+                if error.kind() == io::ErrorKind::AlreadyExists =>
+            {
+                Ok(())
+            }
+            copied => copied,
+        }
+    }
+
+    /// Clones the base of a root: that of the tree with its name, if that is of the same identity.
+    fn copy_base(&mut self, root: usize, path: &[u8], id: StreamId) -> Received {
+        let name = self.roots[root].name.clone();
+        let failed = |error| place(&name, error);
+        let here = self.to.look(&name).map_err(failed)?;
+        let copied = match self.names.base(id, here) {
+            Some(base) => self.to.copy_base(path, &base),
+            None => Err(io::ErrorKind::NotFound.into()),
+        };
+        match copied {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(ReceiveError::NoBase { name, id })
+            }
+            copied => copied.map_err(failed),
+        }
     }
 
     /// The error of a place in the stage, by the path that a user knows.
@@ -625,90 +676,19 @@ impl<D: Destination> Receiver<D> {
     }
 }
 
+/// Path in the stage of a path in the tree at `top`.
+fn path_of(top: &str, path: &[u8]) -> Vec<u8> {
+    match path {
+        b"" => top.as_bytes().to_vec(),
+        path => [top.as_bytes(), b"/", path].concat(),
+    }
+}
+
 fn kind_of(object: NewObject<'_>) -> Kind {
     match object {
         NewObject::Directory => Kind::Directory,
         NewObject::File(_) => Kind::Regular,
         NewObject::Symlink(_) => Kind::Symlink,
         NewObject::Special(kind, _) => kind,
-    }
-}
-
-fn place(path: &[u8], error: io::Error) -> ReceiveError {
-    ReceiveError::Place {
-        path: path.to_vec(),
-        error,
-    }
-}
-
-/// The state of a receiver at a checkpoint.
-#[derive(Debug, PartialEq, Eq)]
-struct State {
-    items: u64,
-    root: Option<usize>,
-    roots: Vec<Root>,
-}
-
-impl State {
-    /// The bytes of the state behind the section with this checksum.
-    fn encode(&self, sum: u64) -> Vec<u8> {
-        let mut w = Writer::new();
-        w.u64(sum);
-        w.u64(self.items);
-        w.u64(self.root.map_or(0, |root| root as u64 + 1));
-        for root in &self.roots {
-            let (name, id, base) = (&root.name[..], root.id, root.base);
-            StreamItem::Root { name, id, base }.encode(&mut w);
-        }
-        w.into_vec()
-    }
-
-    fn decode(bytes: &[u8]) -> Received<(Self, u64)> {
-        const DAMAGED: ReceiveError = ReceiveError::Order("the state of the stage is damaged");
-        let mut r = Reader::new(bytes);
-        let mut number = || r.u64().map_err(|_| DAMAGED);
-        let (sum, items, root) = (number()?, number()?, number()?);
-        let mut rest = StreamItems::new(bytes.get(24..).unwrap_or_default());
-        let mut roots = Vec::new();
-        while let Some(item) = rest.next_item()? {
-            let StreamItem::Root { name, id, base } = item else {
-                return Err(DAMAGED);
-            };
-            let name = name.to_vec();
-            roots.push(Root { name, id, base });
-        }
-        let root = root.checked_sub(1).map(|root| root as usize);
-        if root.is_some_and(|root| root >= roots.len()) {
-            return Err(DAMAGED);
-        }
-        Ok((Self { items, root, roots }, sum))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn state_comes_back_and_notes_tell_trees() {
-        let root = |name: &[u8], base| Root {
-            name: name.to_vec(),
-            id: StreamId([1; 16]),
-            base,
-        };
-        let state = State {
-            items: 70,
-            root: Some(1),
-            roots: vec![root(b"a", None), root(b"b", Some(StreamId([2; 16])))],
-        };
-        let bytes = state.encode(9);
-        assert_eq!(State::decode(&bytes).unwrap(), (state, 9));
-        assert!(State::decode(&bytes[..bytes.len() - 1]).is_err());
-        assert!(State::decode(&bytes[..10]).is_err());
-        let id = StreamId(*b"0123456789abcdef");
-        let note = note_of_received(id);
-        assert_eq!(note, "received 30313233343536373839616263646566");
-        assert_eq!(Presence::of_note(&note), Presence::Received(id));
-        assert_eq!(Presence::of_note("received by mail"), Presence::Taken);
     }
 }

@@ -14,11 +14,11 @@ use std::path::Path;
 
 use ramet_fs::control::{CLONE, CloneRequest, NameRequest, REMOVE};
 use ramet_fs::{
-    Caller, Destination, ForkRequest, Kind, NewObject, Presence, SentAttributes, SentFlags,
-    StreamId, note_of_received, path_of_text, split_path,
+    Caller, Capabilities, Destination, ForkNumbers, ForkRequest, Found, Kind, NewObject,
+    ReceivedTree, SentAttributes, SentFlags, path_of_text, split_path,
 };
 use rustix::fs::{
-    AtFlags, Dev, Dir, FallocateFlags, FileType, FlockOperation, Gid, IFlags, Mode, OFlags,
+    AtFlags, CWD, Dev, Dir, FallocateFlags, FileType, FlockOperation, Gid, IFlags, Mode, OFlags,
     RenameFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chmod, chownat, fallocate, fchmod,
     flock, fstat, ftruncate, ioctl_getflags, ioctl_setflags, linkat, lremovexattr, lsetxattr,
     makedev, mkdirat, mknodat, open, openat, renameat_with, statat, symlinkat, utimensat,
@@ -40,6 +40,18 @@ struct Opened {
     dir: OwnedFd,
     /// Its new objects have lists or flags of it.
     gives: bool,
+    /// The mode that it has again when it is not needed any more: its owner may not use it.
+    mode: Option<Mode>,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(mode) = self.mode {
+            // In the stage, a mode that stays too wide ends with the attributes of the directory, or
+            // with the stage.
+            let _ = fchmod(&self.dir, mode);
+        }
+    }
 }
 
 /// See the module.
@@ -49,6 +61,8 @@ pub struct OnMount {
     /// The top of the mount, below which forks are looked for.
     top: Root,
     caller: Caller,
+    /// No mode keeps the caller out.
+    may_all: bool,
     stage: Option<(String, OwnedFd)>,
     /// The directory that was used last.
     last: Option<Opened>,
@@ -78,13 +92,50 @@ fn status(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<Stat> {
 }
 
 /// An object of one of these kinds, held without being opened: to open a device may change it.
-fn held(dir: &OwnedFd, name: &OsStr, kinds: &[FileType]) -> rustix::io::Result<OwnedFd> {
+fn held(dir: impl AsFd, name: &OsStr, kinds: &[FileType]) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let object = openat(dir, name, flags, Mode::empty())?;
     match kinds.contains(&FileType::from_raw_mode(fstat(&object)?.st_mode)) {
         true => Ok(object),
         false => Err(Errno::INVAL),
     }
+}
+
+/// A directory of the stage, opened. Where its owner may not read, change and search it, it may as
+/// long as the answer lives. With `may_all` no mode keeps the caller out.
+fn usable(dir: impl AsFd, name: &OsStr, may_all: bool) -> rustix::io::Result<Opened> {
+    let (path, gives) = (Vec::new(), true);
+    if may_all {
+        let (dir, mode) = (readable(&dir, name)?, None);
+        return Ok(Opened {
+            path,
+            dir,
+            gives,
+            mode,
+        });
+    }
+    let object = held(&dir, name, &[FileType::Directory])?;
+    let before = Mode::from_raw_mode(fstat(&object)?.st_mode);
+    let set = |mode| chmod(path_of_held(&object), mode);
+    let mode = (!before.contains(Mode::RWXU)).then_some(before);
+    if mode.is_some() {
+        set(before | Mode::RWXU)?;
+    }
+    let opened = open_held(&object, OFlags::RDONLY | OFlags::DIRECTORY);
+    match (opened, mode) {
+        (Err(error), Some(mode)) => set(mode).and(Err(error)),
+        (opened, mode) => Ok(Opened {
+            path,
+            dir: opened?,
+            gives,
+            mode,
+        }),
+    }
+}
+
+/// The mode of a directory.
+fn mode_of(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<Mode> {
+    Ok(Mode::from_raw_mode(status(dir, name)?.st_mode))
 }
 
 fn path_of_held(object: &OwnedFd) -> String {
@@ -104,10 +155,12 @@ impl OnMount {
         let root = Root::open_tree(dir)?;
         root.stats_json().map_err(|e| mounted(dir, e))?;
         refuse_if_read_only(&root, dir)?;
+        let caller = caller_of(Rights::of_process());
         Ok(OnMount {
             root,
             top: Located::find(dir)?.root,
-            caller: caller_of(Rights::of_process()),
+            may_all: caller.capabilities.have(Capabilities::DAC_OVERRIDE),
+            caller,
             stage: None,
             last: None,
             file: None,
@@ -129,25 +182,24 @@ impl OnMount {
                 let rest = path.strip_prefix(&last.path[..])?;
                 rest.starts_with(b"/").then_some(last.path.len() + 1)
             };
-            let last = self.last.take();
-            let (mut dir, from) = match last.as_ref().and_then(|last| Some((last, below(last)?))) {
-                Some((last, from)) => (last.dir.try_clone().map_err(|_| Errno::MFILE)?, from),
-                None => (readable(self.stage()?, OsStr::new("."))?, 0),
+            let (last, may_all) = (self.last.take(), self.may_all);
+            let (mut at, from) = match last.as_ref().and_then(|last| Some((last, below(last)?))) {
+                Some((last, from)) => (usable(&last.dir, OsStr::new("."), may_all)?, from),
+                None => (usable(self.stage()?, OsStr::new("."), may_all)?, 0),
             };
             let names = path[from..].split(|&byte| byte == b'/');
             for name in names.filter(|name| !name.is_empty()) {
-                dir = readable(&dir, OsStr::from_bytes(name))?;
+                at = usable(&at.dir, OsStr::from_bytes(name), may_all)?;
             }
-            let gives = gives(&dir);
-            let path = path.to_vec();
-            self.last = Some(Opened { path, dir, gives });
+            at.gives = gives(&at.dir);
+            at.path = path.to_vec();
+            self.last = Some(at);
         }
         self.last.as_ref().ok_or(Errno::STALE)
     }
 
-    /// Runs `work` on the directory and the name of `path`. The owner of a directory that may not be
-    /// changed changes it all the same: its attributes come at the end.
-    fn change<T>(
+    /// Runs `work` on an object that its owner may not read or write, as if it might.
+    fn open_up<T>(
         &mut self,
         path: &[u8],
         work: impl Fn(&OwnedFd, &OsStr) -> rustix::io::Result<T>,
@@ -156,14 +208,25 @@ impl OnMount {
         let dir = &self.dir(dir)?.dir;
         match work(dir, name) {
             Err(Errno::ACCESS) => {
-                let mode = Mode::from_raw_mode(fstat(dir)?.st_mode);
-                fchmod(dir, mode | Mode::RWXU)?;
+                let object = held(dir, name, &[FileType::RegularFile, FileType::Directory])?;
+                let mode = Mode::from_raw_mode(fstat(&object)?.st_mode);
+                chmod(path_of_held(&object), mode | Mode::RUSR | Mode::WUSR)?;
                 let done = work(dir, name);
-                fchmod(dir, mode)?;
+                chmod(path_of_held(&object), mode)?;
                 Ok(done?)
             }
             done => Ok(done?),
         }
+    }
+
+    /// Runs `work` on the directory and the name of `path`.
+    fn change<T>(
+        &mut self,
+        path: &[u8],
+        work: impl Fn(&OwnedFd, &OsStr) -> rustix::io::Result<T>,
+    ) -> io::Result<T> {
+        let (dir, name) = split(path);
+        Ok(work(&self.dir(dir)?.dir, name)?)
     }
 
     /// The file at `path`, for writing.
@@ -198,28 +261,32 @@ impl OnMount {
         Ok(Root(dir).source(name)?.token)
     }
 
-    /// The path below `root` of a fork of the caller that has a base, and a note that `takes` it.
-    fn own_fork(root: &Root, takes: impl Fn(&str) -> bool) -> io::Result<Option<Vec<u8>>> {
-        let mut after = None;
-        loop {
-            let reply = root.ask_forks(&ForkRequest::List { after })?;
-            for fork in reply.forks {
-                let path = path_of_text(&fork.path).map_err(io::Error::other)?;
-                if fork.has_base && fork.is_own && takes(&fork.note) {
-                    return Ok(Some(path));
-                }
-            }
-            after = reply.next;
-            if after.is_none() {
-                return Ok(None);
-            }
+    /// Renames directories that their owner may not write: then the kernel moves none to another
+    /// directory. They have their modes again afterwards.
+    fn rename_closed(
+        &self,
+        path: &[u8],
+        name: &OsStr,
+        flags: RenameFlags,
+    ) -> rustix::io::Result<()> {
+        let staged = OsStr::from_bytes(path);
+        let mut tops = vec![held(self.stage()?, staged, &[FileType::Directory])?];
+        if flags == RenameFlags::EXCHANGE {
+            tops.push(held(&self.root.0, name, &[FileType::Directory])?);
         }
-    }
-
-    /// The path from the top of the mount of the received tree with this identity.
-    fn received(&self, id: StreamId) -> io::Result<Option<Vec<u8>>> {
-        let wanted = note_of_received(id);
-        Self::own_fork(&self.top, |note| note == wanted)
+        let mut modes = Vec::new();
+        for top in &tops {
+            modes.push(Mode::from_raw_mode(fstat(top)?.st_mode));
+        }
+        let set = |top: &OwnedFd, mode: Mode| chmod(path_of_held(top), mode);
+        let opened = tops.iter().zip(&modes);
+        let opened = opened.map(|(top, mode)| set(top, *mode | Mode::WUSR));
+        let renamed = opened.collect::<rustix::io::Result<Vec<()>>>();
+        let renamed = renamed.and_then(|_| self.rename(path, name, flags));
+        for (top, mode) in tops.iter().zip(modes) {
+            set(top, mode)?;
+        }
+        renamed
     }
 
     fn rename(&self, path: &[u8], name: &OsStr, flags: RenameFlags) -> rustix::io::Result<()> {
@@ -234,6 +301,13 @@ fn gives(dir: &OwnedFd) -> bool {
     let has_list = rustix::fs::fgetxattr(dir, LISTS[1], &mut [0u8; 0]) != Err(Errno::NODATA);
     let has_flags = ioctl_getflags(dir).map_or(true, |flags| flags.intersects(FLAGS));
     has_list || has_flags
+}
+
+fn found(stat: &Stat) -> rustix::io::Result<Found> {
+    Ok(Found {
+        number: stat.st_ino,
+        kind: Kind::from_mode(stat.st_mode).ok_or(Errno::INVAL)?,
+    })
 }
 
 fn is_link(stat: &Stat) -> bool {
@@ -316,7 +390,8 @@ impl Destination for OnMount {
             return Err(Errno::EXIST.into());
         }
         flock(&stage, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            io::Error::other("another command receives this stream here at the moment")
+            let why = "another command receives this stream here at the moment";
+            io::Error::new(io::ErrorKind::ResourceBusy, why)
         })?;
         fchmod(&stage, Mode::RWXU)?;
         for list in LISTS {
@@ -349,6 +424,16 @@ impl Destination for OnMount {
         Ok(names)
     }
 
+    fn stages(&mut self, prefix: &str) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&self.root.0)? {
+            let name = entry?.file_name().to_owned();
+            names.extend(name.into_string().ok());
+        }
+        names.retain(|name| name.starts_with(prefix));
+        Ok(names)
+    }
+
     fn make(&mut self, path: &[u8], object: NewObject<'_>) -> io::Result<()> {
         let made = self.change(path, |dir, name| make(dir, name, object))?;
         let (dir, name) = split(path);
@@ -362,17 +447,23 @@ impl Destination for OnMount {
         Ok(())
     }
 
-    fn kind(&mut self, path: &[u8]) -> io::Result<Kind> {
+    fn status(&mut self, path: &[u8]) -> io::Result<Found> {
         let (dir, name) = split(path);
-        let stat = status(&self.dir(dir)?.dir, name)?;
-        Kind::from_mode(stat.st_mode).ok_or_else(|| Errno::INVAL.into())
+        Ok(found(&status(&self.dir(dir)?.dir, name)?)?)
     }
 
     fn link(&mut self, path: &[u8], first: &[u8]) -> io::Result<()> {
         let (from, first) = split(first);
-        let from = self.dir(from)?.dir.try_clone()?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let first = openat(&self.dir(from)?.dir, first, flags, Mode::empty())?;
         self.change(path, |dir, name| {
-            linkat(&from, first, dir, name, AtFlags::empty())
+            linkat(
+                CWD,
+                path_of_held(&first),
+                dir,
+                name,
+                AtFlags::SYMLINK_FOLLOW,
+            )
         })
     }
 
@@ -459,8 +550,7 @@ impl Destination for OnMount {
         let mut wanted = IFlags::empty();
         wanted.set(IFlags::NOATIME, flags.no_atime);
         wanted.set(IFlags::NODUMP, flags.no_dump);
-        let (dir, name) = split(path);
-        Ok(put_flags(&self.dir(dir)?.dir, name, wanted)?)
+        self.open_up(path, |dir, name| put_flags(dir, name, wanted))
     }
 
     fn set_xattr(&mut self, path: &[u8], name: &[u8], value: &[u8]) -> io::Result<bool> {
@@ -470,33 +560,46 @@ impl Destination for OnMount {
         if !kind.is_some_and(|kind| self.caller.may_set_xattr(name, kind)) {
             return Ok(false);
         }
-        let dir = &self.dir(split(path).0)?.dir;
         let name = OsStr::from_bytes(name);
-        lsetxattr(by_proc(dir, of), name, value, XattrFlags::empty())?;
+        self.open_up(path, |dir, of| {
+            lsetxattr(by_proc(dir, of), name, value, XattrFlags::empty())
+        })?;
         Ok(true)
     }
 
     fn remove_xattr(&mut self, path: &[u8], name: &[u8]) -> io::Result<()> {
-        let (dir, of) = split(path);
-        let dir = &self.dir(dir)?.dir;
-        match lremovexattr(by_proc(dir, of), OsStr::from_bytes(name)) {
+        let name = OsStr::from_bytes(name);
+        self.open_up(path, |dir, of| match lremovexattr(by_proc(dir, of), name) {
             Err(Errno::NODATA | Errno::PERM) => Ok(()),
-            removed => Ok(removed?),
+            removed => removed,
+        })
+    }
+
+    fn received(&mut self) -> io::Result<Vec<ReceivedTree>> {
+        let (mut trees, mut after) = (Vec::new(), None);
+        loop {
+            let reply = self.top.ask_forks(&ForkRequest::List { after })?;
+            let own = reply
+                .forks
+                .iter()
+                .filter(|fork| fork.has_base && fork.is_maker);
+            trees.extend(own.filter_map(|fork| {
+                let origin = path_of_text(fork.origin_path_then.as_ref()?).ok()?;
+                let numbers = (fork.id, (fork.ino, fork.generation));
+                ReceivedTree::of(numbers, &fork.note, &origin)
+            }));
+            after = reply.next;
+            if after.is_none() {
+                return Ok(trees);
+            }
         }
     }
 
-    fn has_base(&mut self, id: StreamId) -> io::Result<bool> {
-        self.received(id).map(|found| found.is_some())
-    }
-
-    fn copy_base(&mut self, path: &[u8], id: StreamId) -> io::Result<()> {
-        let found = self.received(id)?.ok_or(Errno::NOENT)?;
-        let mut at = self.top.again()?.0;
-        let (dir, name) = split(&found);
-        for name in dir.split(|&b| b == b'/').filter(|name| !name.is_empty()) {
-            at = readable(&at, OsStr::from_bytes(name))?;
-        }
-        let fork = Root(at).source(name)?.token;
+    fn copy_base(&mut self, path: &[u8], of: &ReceivedTree) -> io::Result<()> {
+        let fork = ForkNumbers {
+            id: of.fork,
+            top: of.top,
+        };
         self.change(path, |dir, name| {
             let name = name.as_bytes().to_vec();
             let dir = Root(dir.try_clone().map_err(|_| Errno::MFILE)?);
@@ -520,25 +623,10 @@ impl Destination for OnMount {
         })
     }
 
-    fn presence(&mut self, name: &[u8]) -> io::Result<Presence> {
+    fn look(&mut self, name: &[u8]) -> io::Result<Option<Found>> {
         match status(&self.root.0, OsStr::from_bytes(name)) {
-            Err(Errno::NOENT) => return Ok(Presence::Free),
-            Ok(stat) if is_dir(&stat) => {}
-            Ok(_) => return Ok(Presence::Taken),
-            Err(e) => return Err(e.into()),
-        }
-        let mut after = None;
-        loop {
-            let reply = self.root.ask_forks(&ForkRequest::List { after })?;
-            for fork in reply.forks {
-                if path_of_text(&fork.path).is_ok_and(|path| path == name) {
-                    return Ok(Presence::of_note(&fork.note));
-                }
-            }
-            after = reply.next;
-            if after.is_none() {
-                return Ok(Presence::Taken);
-            }
+            Err(Errno::NOENT) => Ok(None),
+            stat => Ok(Some(found(&stat?)?)),
         }
     }
 
@@ -559,16 +647,25 @@ impl Destination for OnMount {
         }
         match self.rename(path, name, flags) {
             // A directory that its owner may not write does not move.
-            Err(Errno::ACCESS) => {
-                let staged = by_proc(self.stage()?, OsStr::from_bytes(path));
-                let mode = rustix::fs::lstat(&staged)?.st_mode;
-                let mode = Mode::from_raw_mode(mode);
-                chmod(&staged, mode | Mode::WUSR)?;
-                self.rename(path, name, flags)?;
-                Ok(chmod(by_proc(&self.root.0, name), mode)?)
-            }
+            Err(Errno::ACCESS) => Ok(self.rename_closed(path, name, flags)?),
             renamed => Ok(renamed?),
         }
+    }
+
+    fn settle(&mut self, path: &[u8], name: &[u8]) -> io::Result<()> {
+        self.forget();
+        let (dir, of) = split(path);
+        let mode = mode_of(&self.dir(dir)?.dir, of)?;
+        let given = held(
+            &self.root.0,
+            OsStr::from_bytes(name),
+            &[FileType::Directory],
+        )?;
+        let now = Mode::from_raw_mode(fstat(&given)?.st_mode);
+        if now != mode && now == mode | Mode::WUSR {
+            chmod(path_of_held(&given), mode)?;
+        }
+        Ok(())
     }
 
     fn sync(&mut self) -> io::Result<()> {

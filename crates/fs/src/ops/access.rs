@@ -16,7 +16,8 @@ pub struct Capabilities(pub u64);
 
 impl Capabilities {
     const CHOWN: Self = Self(1 << 0);
-    const DAC_OVERRIDE: Self = Self(1 << 1);
+    /// No mode of a file or directory keeps the process out.
+    pub const DAC_OVERRIDE: Self = Self(1 << 1);
     const DAC_READ_SEARCH: Self = Self(1 << 2);
     const FOWNER: Self = Self(1 << 3);
     /// Changes leave setuid and setgid.

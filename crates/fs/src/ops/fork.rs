@@ -11,6 +11,8 @@
 //! that was removed in another way than by [`Trees::drop_fork`] leaves its record and base behind,
 //! and so does a reset: `forks.rs` collects them.
 
+use std::sync::Arc;
+
 use ramet_betree::window;
 
 use crate::error::{Error, Result};
@@ -18,6 +20,7 @@ use crate::format::fork::check_note;
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::name::{check_name, check_new_name};
+use crate::namespace::inode::Inode;
 use crate::namespace::transaction::RECORDS_BYTES;
 use crate::ops::access::Caller;
 use crate::ops::at::At;
@@ -107,20 +110,20 @@ impl Trees {
         self.put_successor(caller, &source, at, &successor)
     }
 
-    /// Clones the base of the fork `fork` to `name` in `dir`, where nothing is replaced. The clone is
-    /// no fork. Atomic, durable with the next sync.
+    /// Clones the base of the fork with the top `top` to `name` in `dir`, where nothing is replaced.
+    /// The clone is no fork. Atomic, durable with the next sync.
     ///
     /// # Errors
     /// Those of [`Trees::clone_entry`]; `Invalid` for an object that is no fork, `NoAttribute` for a
     /// fork without a base.
-    pub fn copy_base(
+    pub(crate) fn copy_base(
         &self,
         caller: &Caller,
-        fork: Ino,
+        top: &Arc<Inode>,
         (dir, name): (Ino, &[u8]),
     ) -> Result<Vec<Invalidation>> {
         check_new_name(dir, name)?;
-        let (top, dir) = (self.namespace.dir(fork)?, self.namespace.dir(dir)?);
+        let dir = self.namespace.dir(dir)?;
         caller.may_copy(&top.state.read())?;
         let tree = &self.namespace.tree;
         let record = stored_fork(tree, top.identity())?.ok_or(NO_FORK)?;

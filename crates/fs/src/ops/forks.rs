@@ -23,7 +23,7 @@ use ramet_block::Budget;
 
 use crate::error::{Error, Result};
 use crate::format::fork::ForkRecord;
-use crate::format::ino::{Identity, Ino};
+use crate::format::ino::{Identity, Ino, ROOT_INO};
 use crate::format::keys;
 use crate::format::record::Time;
 use crate::format::snapshot::SnapshotRecord;
@@ -84,6 +84,8 @@ pub struct ForkEntry {
     pub has_base: bool,
     /// The caller owns the fork, or may read everything.
     pub is_own: bool,
+    /// The caller made the fork.
+    pub is_maker: bool,
 }
 
 /// Bytes that only a fork or its base uses.
@@ -221,6 +223,7 @@ impl Forks {
             note: record.note,
             has_base: record.base.is_some(),
             is_own: caller.may_see_all_of(owner),
+            is_maker: caller.uid == record.uid,
         }))
     }
 
@@ -263,17 +266,24 @@ impl Forks {
         Ok(Some((inode, path.join(&b'/'))))
     }
 
-    /// The note of the fork with this top; `None` for an object that is no fork.
+    /// The top with this identity of the fork with this id, if the caller may find it.
     ///
     /// # Errors
-    /// `Stale`, and those of the tree.
-    pub(crate) fn note_of(&self, top: Ino) -> Result<Option<String>> {
-        let identity = match self.namespace.dir(top) {
-            Err(Error::NotDirectory) => return Ok(None),
-            dir => dir?.identity(),
-        };
-        let fork = stored_fork(&self.namespace.tree, identity)?;
-        Ok(fork.map(|fork| fork.note))
+    /// `NotFound`, and those of the tree.
+    pub(crate) fn top_of(
+        &self,
+        names: &Names,
+        caller: &Caller,
+        (id, top): (u64, Identity),
+    ) -> Result<Arc<Inode>> {
+        let root = self.namespace.dir(ROOT_INO)?;
+        let found = self.found(names, (caller, &root), top)?;
+        let (top, _) = found.ok_or(Error::NotFound)?;
+        let record = stored_fork(&self.namespace.tree, top.identity())?;
+        match record.is_some_and(|record| record.id == id) {
+            true => Ok(top),
+            false => Err(Error::NotFound),
+        }
     }
 
     /// The fork `name` in the directory `dir`, which has the number `top`, if the caller owns it or

@@ -8,7 +8,7 @@ use crate::format::acl::{ACCESS, DEFAULT};
 use crate::format::ino::{Ino, ROOT_INO};
 use crate::format::name::split_path;
 use crate::format::record::Kind;
-use crate::format::stream::{NewObject, SentAttributes, SentFlags, StreamId};
+use crate::format::stream::{NewObject, SentAttributes, SentFlags};
 use crate::namespace::attr::Attr;
 use crate::ops::access::{Caller, Capabilities};
 use crate::ops::attr::{SetAttr, SetTime};
@@ -18,7 +18,8 @@ use crate::ops::file_flags::FileFlags;
 use crate::ops::fork_record::NewFork;
 use crate::ops::rename::RenameMode;
 use crate::ops::xattr::SetXattr;
-use crate::receive::destination::{Destination, Presence, note_of_received};
+use crate::receive::destination::{Destination, Found, ReceivedTree};
+use crate::tools::fork_calls::{ForkNumbers, copy_base};
 use crate::volume::Volume;
 
 /// The access control lists that a new object may have from its directory.
@@ -152,6 +153,16 @@ impl InVolume {
         self.volume.attributes().setattr(ino, set, None).map(drop)
     }
 
+    fn names_in(&self, dir: Ino) -> Result<Vec<Vec<u8>>> {
+        let mut names = Vec::new();
+        self.volume.directories().read(dir, 0, |entry| {
+            names.push(entry.name.to_vec());
+            true
+        })?;
+        names.retain(|name| name != b"." && name != b"..");
+        Ok(names)
+    }
+
     /// Refuses a caller that may not change the directory of the trees.
     fn may_change(&self) -> Result<()> {
         let namespace = self.volume.controls().forks().namespace();
@@ -160,37 +171,26 @@ impl InVolume {
         self.caller.may_change(namespace, (&dir, &record))
     }
 
-    /// The path from the root of the volume of the received tree with this identity.
-    fn received(&self, id: StreamId) -> Result<Option<Vec<u8>>> {
-        let (note, mut after) = (note_of_received(id), None);
+    /// The trees that the caller received in this volume.
+    fn received_trees(&self) -> Result<Vec<ReceivedTree>> {
+        let (mut trees, mut after) = (Vec::new(), None);
         let forks = self.volume.controls().forks();
         loop {
             let some = forks.list(self.volume.names(), &self.caller, ROOT_INO, after)?;
-            let mut found = some.forks.into_iter();
-            let found = found.find(|fork| fork.note == note && fork.has_base && fork.is_own);
-            if let Some(fork) = found {
-                return Ok(Some(fork.path));
-            }
+            let own = some
+                .forks
+                .iter()
+                .filter(|fork| fork.has_base && fork.is_maker);
+            trees.extend(own.filter_map(|fork| {
+                let origin = fork.origin.path_then.as_ref()?;
+                let numbers = (fork.id, (fork.ino.0, fork.generation));
+                ReceivedTree::of(numbers, &fork.note, origin)
+            }));
             after = some.next;
             if after.is_none() {
-                return Ok(None);
+                return Ok(trees);
             }
         }
-    }
-
-    /// Looks the object at a path from the root up, and keeps it.
-    fn look_up(&self, path: &[u8]) -> Result<Ino> {
-        let mut at = ROOT_INO;
-        let mut held = None;
-        for name in path.split(|&byte| byte == b'/') {
-            let found = self.volume.names().lookup(at, name);
-            if let Some(before) = held {
-                self.volume.forget(before, 1);
-            }
-            at = found?.ino;
-            held = Some(at);
-        }
-        Ok(at)
     }
 }
 
@@ -243,13 +243,16 @@ impl Destination for InVolume {
     }
 
     fn staged_names(&mut self) -> io::Result<Vec<Vec<u8>>> {
-        let (stage, mut names) = (self.stage().map_err(failed)?, Vec::new());
-        let read = self.volume.directories().read(stage, 0, |entry| {
-            names.push(entry.name.to_vec());
-            true
-        });
-        names.retain(|name| name != b"." && name != b"..");
-        read.map(|()| names).map_err(failed)
+        let stage = self.stage().map_err(failed)?;
+        self.names_in(stage).map_err(failed)
+    }
+
+    fn stages(&mut self, prefix: &str) -> io::Result<Vec<String>> {
+        let names = self.names_in(self.dir).map_err(failed)?;
+        let names = names
+            .into_iter()
+            .filter_map(|name| String::from_utf8(name).ok());
+        Ok(names.filter(|name| name.starts_with(prefix)).collect())
     }
 
     fn make(&mut self, path: &[u8], object: NewObject<'_>) -> io::Result<()> {
@@ -270,9 +273,11 @@ impl Destination for InVolume {
         })
     }
 
-    fn kind(&mut self, path: &[u8]) -> io::Result<Kind> {
+    fn status(&mut self, path: &[u8]) -> io::Result<Found> {
         self.at(path, |this, ino| {
-            Ok(this.volume.attributes().getattr(ino)?.kind)
+            let kind = this.volume.attributes().getattr(ino)?.kind;
+            let number = ino.0;
+            Ok(Found { number, kind })
         })
     }
 
@@ -388,23 +393,20 @@ impl Destination for InVolume {
         })
     }
 
-    fn has_base(&mut self, id: StreamId) -> io::Result<bool> {
-        let found = self.received(id);
-        found.map(|found| found.is_some()).map_err(failed)
+    fn received(&mut self) -> io::Result<Vec<ReceivedTree>> {
+        self.received_trees().map_err(failed)
     }
 
-    fn copy_base(&mut self, path: &[u8], id: StreamId) -> io::Result<()> {
-        let found = self.received(id).map_err(failed)?;
-        let fork = found.ok_or(Error::NotFound);
-        let fork = fork
-            .and_then(|found| self.look_up(&found))
-            .map_err(failed)?;
-        let copied = self.place(path, |this, place| {
-            let trees = this.volume.trees();
-            trees.copy_base(&this.caller, fork, place).map(drop)
-        });
-        self.volume.forget(fork, 1);
-        copied
+    fn copy_base(&mut self, path: &[u8], of: &ReceivedTree) -> io::Result<()> {
+        let fork = ForkNumbers {
+            id: of.fork,
+            top: of.top,
+        };
+        self.place(path, |this, place| {
+            let forks = this.volume.controls().forks();
+            let caller = (this.volume.names(), &this.caller);
+            copy_base((forks, this.volume.trees()), caller, &fork, place).map(drop)
+        })
     }
 
     fn fork(&mut self, path: &[u8], from: &[u8], note: &str) -> io::Result<()> {
@@ -424,16 +426,15 @@ impl Destination for InVolume {
         })
     }
 
-    fn presence(&mut self, name: &[u8]) -> io::Result<Presence> {
+    fn look(&mut self, name: &[u8]) -> io::Result<Option<Found>> {
         let found = match self.volume.names().lookup(self.dir, name) {
             Ok(found) => found,
-            Err(Error::NotFound) => return Ok(Presence::Free),
+            Err(Error::NotFound) => return Ok(None),
             Err(error) => return Err(failed(error)),
         };
-        let note = self.volume.controls().forks().note_of(found.ino);
         self.volume.forget(found.ino, 1);
-        let note = note.map_err(failed)?;
-        Ok(note.map_or(Presence::Taken, |note| Presence::of_note(&note)))
+        let (number, kind) = (found.ino.0, found.kind);
+        Ok(Some(Found { number, kind }))
     }
 
     fn publish(&mut self, path: &[u8], name: &[u8], exchanges: bool) -> io::Result<()> {
@@ -453,6 +454,11 @@ impl Destination for InVolume {
             let names = this.volume.names();
             names.rename(place, (this.dir, name), mode, None).map(drop)
         })
+    }
+
+    fn settle(&mut self, _: &[u8], _: &[u8]) -> io::Result<()> {
+        // A rename here asks for no permission of the directory, so its mode has not changed.
+        Ok(())
     }
 
     fn sync(&mut self) -> io::Result<()> {

@@ -9,14 +9,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::format::fork::ForkRecord;
-use crate::format::ino::Ino;
+use crate::format::ino::{Identity, Ino};
 use crate::format::record::Time;
 use crate::namespace::inode::Inode;
 use crate::ops::access::Caller;
 use crate::ops::forks::{ForkEntry, Forks};
+use crate::ops::invalidation::Invalidation;
 use crate::ops::names::Names;
 use crate::ops::renumber::{NUMBERS_MAX, Renumbering};
 use crate::ops::snapshots::utc;
+use crate::ops::trees::Trees;
 use crate::tools::control::STAT_BYTES;
 use crate::tools::diff::{Difference, diff_then};
 use crate::tools::merge_calls::{MergeRequest, ToldMerge, json_bytes, path_of_text, text_of_path};
@@ -53,8 +55,8 @@ pub enum ForkRequest {
     /// Clone the base of a fork to a name in the directory that the call is made on. The clone is no
     /// fork.
     CopyBase {
-        /// Token of the fork, the answer to [`SOURCE`](crate::control::SOURCE).
-        fork: u64,
+        /// The fork.
+        fork: ForkNumbers,
         /// Name of the clone.
         name: Vec<u8>,
     },
@@ -108,6 +110,16 @@ pub enum ForkRequest {
     Merge(MergeRequest),
 }
 
+/// The numbers of a fork, which no other one ever has: it is the same wherever it was moved to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ForkNumbers {
+    /// Its id, which a reset keeps.
+    pub id: u64,
+    /// Inode number of its top, and the generation of that.
+    pub top: (u64, u64),
+}
+
 /// Numbers of files in one directory of the source of a fork.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -149,6 +161,8 @@ pub struct ToldFork {
     pub has_base: bool,
     /// The caller may ask for more of it.
     pub is_own: bool,
+    /// The caller made it.
+    pub is_maker: bool,
 }
 
 impl ToldFork {
@@ -238,6 +252,7 @@ fn told(entry: ForkEntry) -> ToldFork {
         note: entry.note,
         has_base: entry.has_base,
         is_own: entry.is_own,
+        is_maker: entry.is_maker,
     }
 }
 
@@ -333,6 +348,22 @@ fn renumbered(
         all.extend(renumbering.numbers(&path_of_text(&dir.dir)?, &dir.numbers)?);
     }
     Ok(all)
+}
+
+/// Clones the base of a fork to a name in a directory, where nothing is replaced, on behalf of a
+/// caller that may find the fork.
+///
+/// # Errors
+/// `NotFound` for a fork that is gone, and those of [`Trees::clone_entry`].
+pub fn copy_base(
+    (forks, trees): (&Forks, &Trees),
+    (names, caller): (&Names, &Caller),
+    fork: &ForkNumbers,
+    place: (Ino, &[u8]),
+) -> Result<Vec<Invalidation>> {
+    let (ino, generation) = (Ino(fork.top.0), fork.top.1);
+    let top = forks.top_of(names, caller, (fork.id, Identity { ino, generation }))?;
+    trees.copy_base(caller, &top, place)
 }
 
 /// Carries a request out that asks and changes nothing that a user sees.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ramet_fs::{
     Caller, ControlState, FileFlags, InVolume, Ino, Kind, ROOT_INO, ReceiveCounts, ReceiveError,
-    Receiver, SECTION_HEAD_BYTES, STREAM_HEAD_BYTES, SectionHead, Sections, SendPage, SendRequest,
-    StreamId, Time, Volume, decode_stream_head, encode_stream_head,
+    Receiver, Replace, SECTION_HEAD_BYTES, STREAM_HEAD_BYTES, SectionHead, Sections, SendPage,
+    SendRequest, StreamId, Time, Volume, decode_stream_head, encode_stream_head,
 };
 
 /// A tree to be sent.
@@ -98,9 +98,17 @@ pub fn send(volume: &Volume, roots: &[Sent]) -> Stream {
     }
 }
 
+/// The directories that a stream replaces, as `ramet receive` has it without --force.
+pub fn replace(replaces: bool) -> Replace {
+    match replaces {
+        true => Replace::Known,
+        false => Replace::Nothing,
+    }
+}
+
 pub fn receiver(to: &Arc<Volume>, stream: &Stream, replaces: bool) -> Receiver<InVolume> {
     let place = InVolume::new(Arc::clone(to), Caller::root(), ROOT_INO);
-    Receiver::new(place, stream.id(), replaces)
+    Receiver::new(place, stream.id(), replace(replaces))
 }
 
 pub fn receive(
@@ -122,7 +130,7 @@ pub fn receive_as(
         return Err(truncated);
     };
     let place = InVolume::new(Arc::clone(to), caller, dir);
-    let mut receiver = Receiver::new(place, decode_stream_head(head)?, replaces);
+    let mut receiver = Receiver::new(place, decode_stream_head(head)?, replace(replaces));
     let take_all = || {
         while let Some((head, behind)) = rest.split_first_chunk() {
             let len = SectionHead::decode(head)?.stored_bytes;
@@ -135,8 +143,8 @@ pub fn receive_as(
         receiver.finish()
     };
     let taken = take_all();
-    if taken.is_err() {
-        receiver.discard()?;
+    if let Err(error) = &taken {
+        receiver.give_up(error)?;
     }
     taken
 }

@@ -12,7 +12,7 @@ use ramet_fs::control::{
 use ramet_fs::{
     Caller, Capabilities, CloneMode, ControlState, Error, ForkReply, ForkRequest, Ino,
     Invalidation, MergeRequest, NewFork, Result, SendRequest, SnapshotReply, SnapshotRequest,
-    StageRequest, Volume, answer_forks, answer_snapshots, merge_fork,
+    StageRequest, Volume, answer_forks, answer_snapshots, copy_base, merge_fork,
 };
 
 use rustix::io::Errno;
@@ -293,8 +293,9 @@ fn fork_reply(
             stale = trees.reset_fork(caller, (dir, name), Ino(*top))?;
         }
         ForkRequest::CopyBase { fork, name } => {
-            let fork = tokens.redeem(caller, *fork)?;
-            stale = trees.copy_base(caller, fork.ino, (dir, name))?;
+            let forks = (volume.controls().forks(), trees);
+            let caller = (volume.names(), caller);
+            stale = copy_base(forks, caller, fork, (dir, name))?;
         }
         ForkRequest::Merge(request) => {
             let fork = tokens.redeem(caller, request.fork)?;
