@@ -154,6 +154,7 @@ impl Tree {
             Errno::NOENT => "there is no such snapshot, or no directory of this name in it",
             Errno::PERM => "only root and the user who mounted the volume may send its trees",
             Errno::NOTDIR => "is no directory in the snapshot",
+            Errno::EXIST => SAME_NAME,
             e => return mounted(&self.shown, e),
         };
         Failure::at(&self.shown, why)
@@ -188,6 +189,7 @@ fn open_volume(args: &Send, image: &Path) -> Outcome<Source> {
     let state = Box::<ControlState>::default();
     for (number, dir) in args.dirs.iter().enumerate() {
         let failed = |e: ramet_fs::Error| match (e, args.at.is_some() || args.from.is_some()) {
+            (ramet_fs::Error::Exists, _) => Failure::at(dir, SAME_NAME),
             (ramet_fs::Error::NotFound, true) => {
                 let why = "there is no such snapshot, or no directory of this name in it";
                 Failure::at(dir, why)
@@ -241,6 +243,8 @@ impl Source {
         SendPage::decode(&bytes).map_err(|e| Failure::at(shown, e))
     }
 }
+
+const SAME_NAME: &str = "another tree of the stream has the same name: send it by itself";
 
 const TOO_MANY: &str = "differs from the base in more names than the memory takes (more --memory, or \
      without --from)";

@@ -6,10 +6,11 @@ mod streams;
 
 use std::sync::Arc;
 
-use common::{make, names, volume};
+use common::{make, names, open, volume};
+use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Caller, CloneMode, Ino, Kind, NewInode, ROOT_INO, ReceiveError, SetAttr, SetTime, SetXattr,
-    StreamId, Time, Volume,
+    Caller, CloneMode, FormatOptions, Ino, Kind, NewInode, ROOT_INO, ReceiveError, SetAttr,
+    SetTime, SetXattr, StreamId, Time, Volume,
 };
 use streams::{Sent, Tree, base, receive, receive_as, send, sent, tree};
 
@@ -277,11 +278,16 @@ fn increment_has_the_differences_alone_and_bears_edits_of_the_receiver() {
     assert!(matches!(refused, ReceiveError::NoBase { .. }), "{refused}");
 }
 
+fn volume_of(bytes: u64) -> Arc<Volume> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(bytes));
+    Volume::format(&device, &FormatOptions::default()).unwrap();
+    open(&device)
+}
+
 /// The trees `d` of two moments on a volume: as `before` leaves it, and as `after` does. The first is
 /// received whole, and the second as an increment.
 fn sent_twice(before: impl Fn(&Volume, Ino), after: impl Fn(&Volume, Ino)) -> (Tree, Tree) {
-    let (_, from) = volume();
-    let (_, to) = volume();
+    let [from, to] = [(); 2].map(|()| volume_of(512 << 20));
     let top = make(&from, ROOT_INO, "d", Kind::Directory).ino;
     let then = |name: &str| Sent {
         at: Some((name.to_owned(), b"d".to_vec())),
@@ -367,6 +373,76 @@ fn clone_within_a_clone_has_the_contents_of_a_linked_file_that_is_patched_later(
         },
     );
     assert_same_trees(&want, &found);
+}
+
+#[test]
+fn object_with_more_attributes_than_a_section_takes_is_sent() {
+    let set_all = |volume: &Volume, ino: Ino, byte: u8, count: u8| {
+        for number in 0..count {
+            let (name, value) = (format!("user.{number:03}"), [byte ^ number; 65_536]);
+            let attributes = volume.attributes();
+            let set = attributes.setxattr(ino, name.as_bytes(), &value, SetXattr::Any);
+            set.unwrap();
+        }
+    };
+    let (want, found) = sent_twice(
+        |volume, top| {
+            set_all(volume, write(volume, top, "file", b"text"), 1, 90);
+            set_all(volume, make(volume, top, "dir", Kind::Directory).ino, 2, 90);
+        },
+        |volume, _| {
+            let (file, dir) = (find(volume, "d/file"), find(volume, "d/dir"));
+            set_all(volume, file, 3, 80);
+            for number in 0..70 {
+                let name = format!("user.{number:03}");
+                let removed = volume.attributes().removexattr(dir, name.as_bytes());
+                removed.unwrap();
+            }
+            set_all(volume, dir, 4, 3);
+        },
+    );
+    assert_same_trees(&want, &found);
+    assert_eq!(
+        (found["/file"].xattrs.len(), found["/dir"].xattrs.len()),
+        (90, 23)
+    );
+}
+
+#[test]
+fn file_with_a_very_long_path_is_sent() {
+    let names = ["n".repeat(250), "m".repeat(250)];
+    let (want, found) = sent_twice(
+        |volume, top| {
+            let deepest = (0..600).fold(top, |dir, number: usize| {
+                make(volume, dir, &names[number % 2], Kind::Directory).ino
+            });
+            write(volume, deepest, "file", b"far below");
+        },
+        |_, _| {},
+    );
+    assert!(want.keys().any(|path| path.len() > 150_000));
+    assert_same_trees(&want, &found);
+}
+
+#[test]
+fn two_trees_of_one_name_are_not_sent_together() {
+    let (_, from) = volume();
+    let state = ramet_fs::ControlState::default();
+    let add = |begins, name: &[u8]| {
+        let request = ramet_fs::SendRequest::Add {
+            session: 1,
+            begins,
+            name: name.to_vec(),
+            at: None,
+            base: None,
+        };
+        let asked = (ROOT_INO, &request);
+        from.controls().send(&state, from.snapshots(), asked)
+    };
+    add(true, b"home").unwrap();
+    add(false, b"house").unwrap();
+    let refused = add(false, b"home");
+    assert!(matches!(refused, Err(ramet_fs::Error::Exists)));
 }
 
 #[test]

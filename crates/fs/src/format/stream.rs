@@ -5,6 +5,7 @@
 //! never trusted. Each length has a limit, each name is checked, and a section is decoded only if its
 //! checksum is right.
 
+use ramet_betree::KEY_BYTES_MAX;
 use ramet_block::codec::{compress, decompress};
 use ramet_block::{Codec, DecodeError, Reader, Writer, ZstdLevel, checksum};
 
@@ -18,9 +19,12 @@ pub const STREAM_HEAD_BYTES: usize = 40;
 /// Size of the head of a section.
 pub const SECTION_HEAD_BYTES: usize = 32;
 /// Most bytes of the items of a section.
-pub const SECTION_BYTES_MAX: usize = 2 << 20;
-/// Longest path of an object, in bytes.
-pub const STREAM_PATH_BYTES_MAX: usize = 128 << 10;
+pub const SECTION_BYTES_MAX: usize = 4 << 20;
+/// Longest path of an object, in bytes: keys of the tree are no longer.
+pub const STREAM_PATH_BYTES_MAX: usize = 1 << 20;
+const _: () = assert!(STREAM_PATH_BYTES_MAX >= KEY_BYTES_MAX);
+// A section has room for a copy, and for as much as it has when it is full.
+const _: () = assert!(SECTION_BYTES_MAX > 3 * STREAM_PATH_BYTES_MAX);
 /// Most bytes of one item of data.
 pub(crate) const DATA_BYTES_MAX: usize = 128 << 10;
 
@@ -174,9 +178,12 @@ impl Sections {
     }
 
     /// The bytes of the next section, with its head.
+    ///
+    /// # Panics
+    /// The items are longer than [`SECTION_BYTES_MAX`]: no receiver would take them.
     #[must_use]
     pub fn encode(&mut self, items: &[u8], is_last: bool) -> Vec<u8> {
-        debug_assert!(items.len() <= SECTION_BYTES_MAX);
+        assert!(items.len() <= SECTION_BYTES_MAX, "a section has a limit");
         let zstd = Codec::Zstd(ZstdLevel::new(LEVEL).expect("a level that there is"));
         let packed = compress(zstd, items);
         let codec = if packed.is_some() { zstd } else { Codec::Raw };
@@ -354,6 +361,45 @@ pub enum StreamItem<'a> {
 }
 
 impl StreamItem<'_> {
+    /// The path of the object that the item names.
+    pub(crate) fn path(&self) -> Option<&[u8]> {
+        match *self {
+            Self::Make { path, .. }
+            | Self::Link { path, .. }
+            | Self::Copy { path, .. }
+            | Self::Remove(path)
+            | Self::At(path) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// Refuses an item that no receiver takes.
+    ///
+    /// # Errors
+    /// Those of [`StreamItems::next_item`].
+    pub(crate) fn check(&self) -> Result<()> {
+        let (limit, longest) = match *self {
+            Self::Data { bytes, .. } => (DATA_BYTES_MAX, bytes.len()),
+            Self::Xattr { name, value } if name.len() <= NAME_BYTES_MAX => {
+                (VALUE_BYTES_MAX, value.len())
+            }
+            Self::Xattr { name, .. } | Self::NoXattr(name) => (NAME_BYTES_MAX, name.len()),
+            Self::Make {
+                object: NewObject::Symlink(target),
+                ..
+            } if target.len() > TARGET_BYTES_MAX => (TARGET_BYTES_MAX, target.len()),
+            Self::Link { path, first } => (STREAM_PATH_BYTES_MAX, path.len().max(first.len())),
+            Self::Copy {
+                path, from_path, ..
+            } => (STREAM_PATH_BYTES_MAX, path.len().max(from_path.len())),
+            _ => (STREAM_PATH_BYTES_MAX, self.path().map_or(0, <[u8]>::len)),
+        };
+        if longest > limit {
+            return Err(Error::NameTooLong);
+        }
+        check_item(self)
+    }
+
     /// Appends the bytes of the item.
     pub fn encode(&self, w: &mut Writer) {
         match *self {

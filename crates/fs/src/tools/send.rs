@@ -19,6 +19,7 @@
 //! after each section follows from the sections so far, so a section begins without a current
 //! object.
 
+mod completion;
 mod contents;
 mod lineage;
 mod links;
@@ -39,7 +40,8 @@ use crate::ops::snapshots::SnapshotEntry;
 use crate::tools::diff::{Object, Side};
 use crate::tools::merge_plan::path_of;
 
-use self::contents::{Contents, Differing};
+use self::completion::Completion;
+use self::contents::{Contents, Differing, Part};
 use self::lineage::Lineage;
 use self::links::{Anchor, Group, Kept, Links, are_patched, group_of, kept_of};
 use self::out::Out;
@@ -90,6 +92,8 @@ enum Task {
     Contents(Contents),
     /// The contents of a file that differ from those of another one.
     Differing(Box<Differing>),
+    /// Attributes of an object.
+    Completion(Box<Completion>),
     /// The stream ends.
     End,
 }
@@ -151,12 +155,12 @@ impl Sender {
             };
             self.step(task)?;
         }
-        Ok(self.out.take_section())
+        self.out.take_section()
     }
 
     /// Whether the section that was taken last ends the stream.
     pub(crate) fn is_done(&self) -> bool {
-        self.tasks.is_empty()
+        self.tasks.is_empty() && self.out.is_empty()
     }
 
     fn step(&mut self, task: Task) -> Result<()> {
@@ -170,6 +174,7 @@ impl Sender {
             Task::Patch(patch) => self.go_on_patch(patch),
             Task::Contents(contents) => self.send_contents(contents),
             Task::Differing(differing) => self.send_differing(differing),
+            Task::Completion(completion) => self.complete(completion),
             Task::End => {
                 self.out.put_end();
                 Ok(())
@@ -244,14 +249,24 @@ impl Sender {
     }
 
     fn send_contents(&mut self, contents: Contents) -> Result<()> {
-        let rest = contents.go_on(&mut self.out)?;
-        self.tasks.extend(rest.map(Task::Contents));
+        match contents.go_on(&mut self.out)? {
+            Part::Rest(rest) => self.tasks.push(Task::Contents(rest)),
+            Part::Completion(completion) => self.complete(completion)?,
+        }
         Ok(())
     }
 
     fn send_differing(&mut self, differing: Box<Differing>) -> Result<()> {
-        let rest = differing.go_on(&mut self.out)?;
-        self.tasks.extend(rest.map(Task::Differing));
+        match differing.go_on(&mut self.out)? {
+            Part::Rest(rest) => self.tasks.push(Task::Differing(rest)),
+            Part::Completion(completion) => self.complete(completion)?,
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, completion: Box<Completion>) -> Result<()> {
+        let rest = completion.go_on(&mut self.out)?;
+        self.tasks.extend(rest.map(Task::Completion));
         Ok(())
     }
 
@@ -288,7 +303,8 @@ impl Sender {
     fn end_walk(&mut self, walk: Walk) -> Result<()> {
         let found = self.side.object(&walk.object)?;
         let found = found.ok_or(Error::Stale)?;
-        self.out.complete(&walk.object, (&self.side, &found))?;
+        let new = (Arc::clone(&self.side), found);
+        self.complete(Completion::of_new(walk.object.clone(), new))?;
         let relative = self.relative(walk.object);
         self.seen.add_directory(&walk.sample, &relative);
         Ok(())
@@ -378,7 +394,8 @@ impl Sender {
             kind => NewObject::Special(kind, record.rdev),
         };
         self.out.put_new(&object, new);
-        self.out.complete(&object, (&self.side, &file))
+        let new = (Arc::clone(&self.side), file);
+        self.complete(Completion::of_new(object, new))
     }
 
     fn make_regular(&mut self, object: Bytes, file: Object) -> Result<()> {
@@ -467,9 +484,10 @@ impl Sender {
         let old = lineage.side.object(&lineage.old_of(dir))?;
         let new = self.side.object(dir)?.ok_or(Error::Stale)?;
         let old = old.ok_or(Error::Stale)?;
-        let both = ((&*lineage.side, &old), (&*self.side, &new));
-        self.out
-            .complete_from(dir, both, patch.touched.contains(dir))
+        let old = (Arc::clone(&lineage.side), old);
+        let new = (Arc::clone(&self.side), new);
+        let touched = patch.touched.contains(dir);
+        self.complete(Completion::of_changed(dir.clone(), (old, new), touched))
     }
 
     /// Looks at a name that may differ.

@@ -1,6 +1,7 @@
 //! A stream that a command takes section by section: the trees that it asked for, and the sender of
 //! them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ramet_betree::window;
@@ -39,6 +40,8 @@ struct Asked {
 #[derive(Default)]
 pub(crate) struct Sending {
     asked: Vec<Asked>,
+    /// Their names. A receiver would have one place for two trees of one name.
+    names: BTreeSet<Vec<u8>>,
     /// They keep the snapshots from being removed.
     views: Vec<Viewed>,
     sender: Option<Sender>,
@@ -50,8 +53,8 @@ impl Sending {
     /// Adds a tree: that of a snapshot, or the directory `dir` of today.
     ///
     /// # Errors
-    /// `NotFound`, `NotDirectory`, `Invalid` for a name that no entry can have or after the first
-    /// section, and those of the tree.
+    /// `NotFound`, `NotDirectory`, `Exists` for the name of a tree before, `Invalid` for a name that no
+    /// entry can have or after the first section, and those of the tree.
     pub(crate) fn add(
         &mut self,
         (namespace, snapshots): (&Namespace, &Snapshots),
@@ -61,6 +64,9 @@ impl Sending {
         check_name(name)?;
         if self.sender.is_some() || self.asked.len() >= ROOTS_MAX {
             return Err(Error::Invalid("a tree too many"));
+        }
+        if !self.names.insert(name.to_vec()) {
+            return Err(Error::Exists);
         }
         let base = base.map(|place| self.then(snapshots, place)).transpose()?;
         let tree = match at {

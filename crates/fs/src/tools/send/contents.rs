@@ -11,6 +11,7 @@ use crate::format::blocks::{BLOCK_BYTES, block_number, blocks_of, trimmed};
 use crate::format::keys;
 use crate::format::stream::StreamItem;
 use crate::tools::diff::{Object, Side};
+use crate::tools::send::completion::Completion;
 use crate::tools::send::out::Out;
 
 /// Most bytes of an item of data.
@@ -54,6 +55,12 @@ impl Run {
     }
 }
 
+/// The part of a file that is to be sent.
+pub(super) enum Part<T> {
+    Rest(T),
+    Completion(Box<Completion>),
+}
+
 /// A new file whose contents are being sent.
 pub(super) struct Contents {
     object: Bytes,
@@ -75,8 +82,8 @@ impl Contents {
 }
 
 impl Contents {
-    /// Sends blocks until the section is full. Answers the rest, if there is one.
-    pub(super) fn go_on(mut self, out: &mut Out) -> Result<Option<Self>> {
+    /// Sends blocks until the section is full. Answers the rest, or the completion of the file.
+    pub(super) fn go_on(mut self, out: &mut Out) -> Result<Part<Self>> {
         let size_bytes = self.file.record.size_bytes;
         let blocks = keys::blocks(&self.file.path);
         let mut run = Run::default();
@@ -95,15 +102,15 @@ impl Contents {
                     run.put(&self.object, out);
                     if out.is_full() {
                         self.next = number;
-                        return Ok(Some(self));
+                        return Ok(Part::Rest(self));
                     }
                 }
                 run.add(offset, scan.value(), size_bytes);
             }
         }
         run.put(&self.object, out);
-        out.complete(&self.object, (&self.side, &self.file))?;
-        Ok(None)
+        let new = (self.side, self.file);
+        Ok(Part::Completion(Completion::of_new(self.object, new)))
     }
 }
 
@@ -151,8 +158,9 @@ impl Differing {
 }
 
 impl Differing {
-    /// Sends differing blocks until the section is full. Answers the rest, if there is one.
-    pub(super) fn go_on(mut self: Box<Self>, out: &mut Out) -> Result<Option<Box<Self>>> {
+    /// Sends differing blocks until the section is full. Answers the rest, or the completion of the
+    /// file.
+    pub(super) fn go_on(mut self: Box<Self>, out: &mut Out) -> Result<Part<Box<Self>>> {
         let size_bytes = self.new.1.record.size_bytes;
         let mut diff = match self.diff.take() {
             Some(diff) => diff,
@@ -184,7 +192,7 @@ impl Differing {
                 run.put(&self.object, out);
                 if out.is_full() {
                     (self.pending, self.diff) = (Some(item), Some(diff));
-                    return Ok(Some(self));
+                    return Ok(Part::Rest(self));
                 }
             }
             self.touched = true;
@@ -198,8 +206,8 @@ impl Differing {
             }
         }
         run.put(&self.object, out);
-        let (old, new) = ((&*self.old.0, &self.old.1), (&*self.new.0, &self.new.1));
-        out.complete_from(&self.object, (old, new), self.touched)?;
-        Ok(None)
+        let both = (self.old, self.new);
+        let completion = Completion::of_changed(self.object, both, self.touched);
+        Ok(Part::Completion(completion))
     }
 }

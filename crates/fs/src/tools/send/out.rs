@@ -1,45 +1,92 @@
 //! The items of the section that is being made.
+//!
+//! A section ends at an item: a task that goes on behind a full one begins the next, and no section is
+//! longer than receivers take.
+
+use std::collections::VecDeque;
 
 use bytes::Bytes;
 use ramet_block::Writer;
 
-use crate::error::Result;
-use crate::format::record::{FLAG_CAPABILITY, FLAG_NO_ATIME, FLAG_NO_DUMP, Record};
-use crate::format::stream::{NewObject, SentAttributes, SentFlags, StreamItem};
-use crate::tools::diff::{Object, Side};
-use crate::tools::merge_plan::{attributes_of, path_of};
+use crate::error::{Error, Result};
+use crate::format::stream::{NewObject, StreamItem};
+use crate::tools::merge_plan::path_of;
 
-/// A section takes no more items from this length on.
+/// A section takes no more items from this length on. The rest of the longest section has room for two
+/// items with three paths.
 const SECTION_BYTES: usize = 1 << 20;
 
 /// See the module.
 #[derive(Default)]
 pub(super) struct Out {
+    /// Sections that are full.
+    full: VecDeque<Vec<u8>>,
     items: Writer,
     /// Items of the stream.
     count: u64,
     /// The current object of the receiver.
     current: Option<Bytes>,
+    /// An item that no receiver takes.
+    refused: Option<Error>,
 }
 
 impl Out {
+    /// Whether a section can be taken.
     pub(super) fn is_full(&self) -> bool {
-        self.items.len() >= SECTION_BYTES
+        !self.full.is_empty() || self.items.len() >= SECTION_BYTES
     }
 
-    /// The items so far; `None` if there are none. A section begins without a current object.
-    pub(super) fn take_section(&mut self) -> Option<Vec<u8>> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.full.is_empty() && self.items.is_empty()
+    }
+
+    /// The next section; `None` if there are no items. A section begins without a current object.
+    ///
+    /// # Errors
+    /// `Corrupt` for an item that no receiver takes.
+    pub(super) fn take_section(&mut self) -> Result<Option<Vec<u8>>> {
+        if let Some(error) = self.refused.take() {
+            return Err(error);
+        }
+        if self.full.is_empty() && !self.items.is_empty() {
+            self.end_section();
+        }
+        Ok(self.full.pop_front())
+    }
+
+    fn end_section(&mut self) {
         self.current = None;
         let items = std::mem::take(&mut self.items).into_vec();
-        (!items.is_empty()).then_some(items)
+        self.full.push_back(items);
     }
 
-    pub(super) fn put(&mut self, item: &StreamItem<'_>) {
+    /// Begins another section for the next items, if this one is full.
+    fn make_room(&mut self) {
+        if self.items.len() >= SECTION_BYTES {
+            self.end_section();
+        }
+    }
+
+    fn append(&mut self, item: &StreamItem<'_>) {
+        if self.refused.is_none()
+            && let Err(error) = item.check()
+        {
+            let current = self.current.as_ref().map(|object| path_of(object));
+            let path = item.path().or(current.as_deref()).unwrap_or_default();
+            self.refused = Some(Error::Corrupt {
+                what: "object that is sent",
+                detail: format!("{}: {error}", path.escape_ascii()),
+            });
+        }
         item.encode(&mut self.items);
         self.count += 1;
-        if matches!(item, StreamItem::Begin(_) | StreamItem::Remove(_)) {
-            self.current = None;
-        }
+    }
+
+    /// Puts an item that leaves no current object.
+    pub(super) fn put(&mut self, item: &StreamItem<'_>) {
+        self.make_room();
+        self.append(item);
+        self.current = None;
     }
 
     pub(super) fn put_end(&mut self) {
@@ -49,7 +96,8 @@ impl Out {
 
     /// Puts an item that makes `object` the current one.
     pub(super) fn put_current(&mut self, object: &Bytes, item: &StreamItem<'_>) {
-        self.put(item);
+        self.make_room();
+        self.append(item);
         self.current = Some(object.clone());
     }
 
@@ -71,92 +119,72 @@ impl Out {
             path: &path_of(object),
             first: &path_of(first),
         });
-        self.current = None;
     }
 
-    /// Makes an object that the receiver has the current one.
-    pub(super) fn select(&mut self, object: &Bytes) {
-        if self.current.as_ref() != Some(object) {
-            let path = path_of(object);
-            self.put_current(object, &StreamItem::At(&path));
-        }
-    }
-
-    /// Puts an item about `object`.
+    /// Puts an item about `object`, which the receiver has.
     pub(super) fn put_of(&mut self, object: &Bytes, item: &StreamItem<'_>) {
-        self.select(object);
-        self.put(item);
+        self.make_room();
+        if self.current.as_ref() != Some(object) {
+            self.append(&StreamItem::At(&path_of(object)));
+            self.current = Some(object.clone());
+        }
+        self.append(item);
     }
+}
 
-    /// Completes a new object: attributes, flags, extended attributes.
-    pub(super) fn complete(&mut self, object: &Bytes, new: (&Side, &Object)) -> Result<()> {
-        let record = &new.1.record;
-        self.put_of(object, &StreamItem::Attributes(attributes(record)));
-        if flags(record) != SentFlags::default() {
-            self.put_of(object, &StreamItem::Flags(flags(record)));
-        }
-        for (name, value) in attributes_of(new)? {
-            let (name, value) = (&name[..], &value[..]);
-            self.put_of(object, &StreamItem::Xattr { name, value });
-        }
-        Ok(())
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::keys;
+    use crate::format::stream::{SECTION_BYTES_MAX, STREAM_PATH_BYTES_MAX, StreamItems};
 
-    /// Completes an object that was another one, as far as the two differ. A change of the contents
-    /// has `touched` it.
-    pub(super) fn complete_from(
-        &mut self,
-        object: &Bytes,
-        (old, new): ((&Side, &Object), (&Side, &Object)),
-        touched: bool,
-    ) -> Result<()> {
-        let (before, after) = (&old.1.record, &new.1.record);
-        let look = |record: &Record| {
-            let SentAttributes {
-                perm,
-                uid,
-                gid,
-                mtime,
-                ..
-            } = attributes(record);
-            (perm, uid, gid, mtime)
-        };
-        let sets_attributes = touched || look(before) != look(after);
-        if sets_attributes {
-            self.put_of(object, &StreamItem::Attributes(attributes(after)));
-        }
-        if flags(before) != flags(after) {
-            self.put_of(object, &StreamItem::Flags(flags(after)));
-        }
-        let (before, wanted) = (attributes_of(old)?, attributes_of(new)?);
-        for name in before.keys().filter(|name| !wanted.contains_key(*name)) {
-            self.put_of(object, &StreamItem::NoXattr(name));
-        }
-        // A change of contents or owner takes the capabilities.
-        let lost = sets_attributes && after.has(FLAG_CAPABILITY);
-        for (name, value) in &wanted {
-            let is_lost = lost && name[..] == b"security.capability"[..];
-            if is_lost || before.get(name) != Some(value) {
-                self.put_of(object, &StreamItem::Xattr { name, value });
+    #[test]
+    fn sections_of_the_longest_items_are_not_too_long_and_tell_their_object() {
+        let name = [b'n'; 255];
+        let object =
+            (0..STREAM_PATH_BYTES_MAX / 257).fold(Bytes::new(), |dir, _| keys::child(&dir, &name));
+        let other = keys::child(&object.slice(..object.len() - 257), b"other");
+        let mut out = Out::default();
+        let value = &[1; 65_536][..];
+        for _ in 0..5 {
+            out.put_link(&other, &object);
+            for _ in 0..20 {
+                let name = b"user.a";
+                out.put_of(&object, &StreamItem::Xattr { name, value });
             }
         }
-        Ok(())
+        let mut links = 0;
+        while let Some(section) = out.take_section().unwrap() {
+            assert!(section.len() <= SECTION_BYTES_MAX, "{}", section.len());
+            let (mut items, mut has_current) = (StreamItems::new(&section), false);
+            while let Some(item) = items.next_item().unwrap() {
+                has_current = match item {
+                    StreamItem::Xattr { .. } => {
+                        assert!(has_current);
+                        true
+                    }
+                    StreamItem::Link { .. } => {
+                        links += 1;
+                        false
+                    }
+                    _ => true,
+                };
+            }
+        }
+        assert!(links == 5 && out.is_empty());
     }
-}
 
-fn attributes(record: &Record) -> SentAttributes {
-    SentAttributes {
-        perm: record.mode & 0o7777,
-        uid: record.uid,
-        gid: record.gid,
-        atime: record.atime,
-        mtime: record.mtime,
-    }
-}
-
-fn flags(record: &Record) -> SentFlags {
-    SentFlags {
-        no_atime: record.has(FLAG_NO_ATIME),
-        no_dump: record.has(FLAG_NO_DUMP),
+    #[test]
+    fn item_that_no_receiver_takes_is_refused_with_its_path() {
+        let mut out = Out::default();
+        let object = keys::child(b"", b"odd");
+        let long = [0; 65_537];
+        for (name, value) in [(&b"user.a"[..], &long[..]), (b"", b""), (&long[..300], b"")] {
+            out.put_of(&object, &StreamItem::Xattr { name, value });
+            let refused = out.take_section().unwrap_err();
+            assert!(refused.to_string().contains("odd: "), "{refused}");
+        }
+        out.put_new(&object, NewObject::Symlink(&[b'x'; 5000]));
+        assert!(out.take_section().is_err());
     }
 }
