@@ -112,7 +112,7 @@ fn deliver(
     match done {
         Ok(()) => Ok(true),
         Err(error) => {
-            let left = receiver.give_up(&error).expect("there is room");
+            let left = receiver.give_up(&error, true).expect("there is room");
             Ok(left.is_none())
         }
     }

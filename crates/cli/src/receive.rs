@@ -7,6 +7,7 @@
 mod on_mount;
 
 use std::io::{self, IsTerminal, Read};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,6 +16,7 @@ use ramet_fs::{
     Destination, InVolume, ReceiveCounts, ReceiveError, Receiver, Replace, SECTION_HEAD_BYTES,
     STREAM_HEAD_BYTES, SectionHead, StreamId, Unfinished, decode_stream_head, discard, unfinished,
 };
+use rustix::fs::{FileType, Stat, fstat};
 use serde_json::json;
 
 use crate::args::Receive;
@@ -138,7 +140,8 @@ fn receive(
         Ok(counts) => return Ok(Received { names, counts }),
         Err(failed) => failed,
     };
-    match receiver.give_up(&error) {
+    let comes_again = stream.comes_again() || is_file(io::stdin());
+    match receiver.give_up(&error, comes_again) {
         Ok(Some(section)) => complain(format_args!(
             "{}: the same stream goes on behind section {section} ('ramet send --behind \
              {section}' leaves the sections before out; 'ramet receive --discard' gives it up)",
@@ -148,6 +151,12 @@ fn receive(
         Err(left) => complain(refusal(&left)),
     }
     Err(failure)
+}
+
+/// Whether the input is a file, which can be read again.
+fn is_file(input: impl AsFd) -> bool {
+    let is_regular = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    fstat(input).is_ok_and(is_regular)
 }
 
 /// Takes all sections. A failure comes with its reason.

@@ -9,7 +9,10 @@ use std::process::{Command, Output, Stdio};
 
 use ramet_block::Writer;
 use ramet_e2e::{Bed, done, ramet_bin, run_ok, text};
-use ramet_fs::{Kind, NewObject, Sections, SentFlags, StreamId, StreamItem, encode_stream_head};
+use ramet_fs::{
+    Kind, NewObject, Sections, SentAttributes, SentFlags, StreamId, StreamItem, Time,
+    encode_stream_head,
+};
 
 const USER: u32 = 65534;
 const ID: StreamId = StreamId([7; 16]);
@@ -247,6 +250,141 @@ fn streams_that_were_begun_are_told_and_discarded() {
     let told = done(&["receive", "--discard", text(root)]);
     assert_eq!(told, format!("{digits}: removed\n"));
     assert_eq!(names(root), [] as [PathBuf; 0]);
+    mount.umount();
+    bed.fsck();
+}
+
+/// The beginning of a stream, long enough for a checkpoint. The bytes are few.
+fn long_beginning(id: StreamId) -> Vec<u8> {
+    let zeros = vec![0; 128 << 10];
+    let (name, base) = (&b"tree"[..], None);
+    let mut bytes = encode_stream_head(id).to_vec();
+    let mut sections = Sections::of(id);
+    for number in 0..36 {
+        let mut w = Writer::new();
+        if number == 0 {
+            let (path, object) = (&b""[..], NewObject::Directory);
+            StreamItem::Root { name, id, base }.encode(&mut w);
+            StreamItem::Begin(0).encode(&mut w);
+            StreamItem::Make { path, object }.encode(&mut w);
+        }
+        let (path, object) = (format!("file {number}"), NewObject::File(0));
+        let path = path.as_bytes();
+        StreamItem::Make { path, object }.encode(&mut w);
+        for place in 0..15 {
+            let (offset, bytes) = (place * zeros.len() as u64, &zeros[..]);
+            StreamItem::Data { offset, bytes }.encode(&mut w);
+        }
+        bytes.extend(sections.encode(w.as_slice(), false));
+    }
+    bytes
+}
+
+#[test]
+fn part_of_a_stream_stays_only_if_it_may_come_again() {
+    let bed = Bed::new("1G");
+    let mount = bed.mount(&[]);
+    let (root, stream) = (mount.root(), bed.path().join("stream"));
+    let id = |version: u8| {
+        let mut bytes = [7; 16];
+        bytes[6] = version << 4;
+        StreamId(bytes)
+    };
+    for (version, is_file, stays) in [(4, false, false), (4, true, true), (8, false, true)] {
+        let bytes = long_beginning(id(version));
+        let why = if is_file {
+            fs::write(&stream, bytes).unwrap();
+            receive(&[text(root)], &stream).stderr
+        } else {
+            let mut child = Command::new(ramet_bin());
+            child.args(["receive", text(root)]).stderr(Stdio::piped());
+            let mut child = child.stdin(Stdio::piped()).spawn().unwrap();
+            child.stdin.take().unwrap().write_all(&bytes).unwrap();
+            child.wait_with_output().unwrap().stderr
+        };
+        let why = String::from_utf8(why).unwrap();
+        assert!(why.contains("ends early"), "{why}");
+        assert_eq!(why.contains("goes on behind"), stays, "{why}");
+        assert_eq!(names(root).len(), usize::from(stays), "version {version}");
+        done(&["receive", "--discard", text(root)]);
+        assert_eq!(names(root), [] as [PathBuf; 0]);
+    }
+    mount.umount();
+    bed.fsck();
+}
+
+/// The head and two sections of a stream with two directories that nobody may write.
+fn two_closed_roots() -> [Vec<u8>; 3] {
+    let (mut w, mut sections) = (Writer::new(), Sections::of(ID));
+    let (path, object, base) = (&b""[..], NewObject::Directory, None);
+    let time = Time { secs: 7, nanos: 7 };
+    let closed = SentAttributes {
+        perm: 0o555,
+        uid: 0,
+        gid: 0,
+        atime: time,
+        mtime: time,
+    };
+    for (number, name) in [(1, &b"first"[..]), (2, b"second")] {
+        let id = StreamId([number; 16]);
+        StreamItem::Root { name, id, base }.encode(&mut w);
+    }
+    for number in 0..2 {
+        StreamItem::Begin(number).encode(&mut w);
+        StreamItem::Make { path, object }.encode(&mut w);
+        StreamItem::Attributes(closed).encode(&mut w);
+    }
+    let first = sections.encode(w.as_slice(), false);
+    let mut w = Writer::new();
+    StreamItem::End(8).encode(&mut w);
+    let last = sections.encode(w.as_slice(), true);
+    [encode_stream_head(ID).to_vec(), first, last]
+}
+
+/// A command whose process may not write a directory gives it a wider mode to exchange it. This one
+/// ends between the names of two roots, and the first one has such a mode, as after a kill.
+#[test]
+fn tree_that_has_its_name_already_gets_its_mode_again() {
+    if !is_root() {
+        return;
+    }
+    let bed = Bed::new("1G");
+    let mount = bed.mount(&["-o", "allow_other"]);
+    let (root, stream) = (mount.root().to_owned(), bed.path().join("stream"));
+    let [head, first, last] = two_closed_roots();
+    fs::write(&stream, [&head[..], &first, &last].concat()).unwrap();
+    let home = root.join("home");
+    fs::create_dir_all(&home).unwrap();
+    run_ok("chown", &[&USER.to_string(), text(&home)]);
+    let ramet = bed.command_for_others();
+    let ids = [format!("--reuid={USER}"), format!("--regid={USER}")];
+    let mut child = Command::new("setpriv");
+    child.args(ids).arg("--clear-groups").arg(&ramet);
+    child.args(["receive", text(&home)]).stderr(Stdio::piped());
+    let mut child = child.stdin(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(&[&head[..], &first].concat()).unwrap();
+    let digits = "07".repeat(16);
+    let stage = home.join(format!(".ramet-receive-{digits}"));
+    while !stage.join("now/1").exists() {
+        assert!(child.try_wait().unwrap().is_none());
+        std::thread::yield_now();
+    }
+    let (first, second) = (home.join("first"), home.join("second"));
+    fs::create_dir(&second).unwrap();
+    input.write_all(&last).unwrap();
+    drop(input);
+    let why = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+    assert!(why.contains("second: already exists"), "{why}");
+    assert!(why.contains("goes on behind section 2"), "{why}");
+    let mode = |path: &Path| path.metadata().unwrap().mode() & 0o7777;
+    assert_eq!(mode(&first), 0o555);
+    fs::set_permissions(&first, PermissionsExt::from_mode(0o755)).unwrap();
+    fs::remove_dir(&second).unwrap();
+    let taken = as_user(&ramet, &["receive", text(&home)], &stream);
+    assert!(taken.status.success(), "{taken:?}");
+    assert_eq!([mode(&first), mode(&second)], [0o555; 2]);
+    assert_eq!(names(&home), [first, second]);
     mount.umount();
     bed.fsck();
 }

@@ -40,7 +40,7 @@ use crate::format::stream::{
 use crate::receive::destination::note_of_received;
 use crate::receive::error::{Received, place};
 use crate::receive::names::Names;
-use crate::receive::staged::{Root, STATE_BYTES_MAX, Staged, State, mark, out, stage_of};
+use crate::receive::staged::{Root, STAGE, STATE_BYTES_MAX, Staged, State, mark, out, stage_of};
 
 pub use destination::{Destination, Found, ReceivedTree};
 pub use error::ReceiveError;
@@ -278,11 +278,12 @@ impl<D: Destination> Receiver<D> {
     /// Ends a receiver that failed. The stage stays for another one, if the same stream may be
     /// received later, or if another one has made a checkpoint in it: then the answer is the section
     /// behind which that goes on. Else everything is removed, but for trees that have their names.
+    /// A stream `comes_again` if its sender can make it again, or if it is in a file.
     ///
     /// # Errors
     /// See [`ReceiveError`].
-    pub fn give_up(mut self, error: &ReceiveError) -> Received<Option<u64>> {
-        let is_worth_it = self.is_long || self.is_published;
+    pub fn give_up(mut self, error: &ReceiveError, comes_again: bool) -> Received<Option<u64>> {
+        let is_worth_it = self.is_long && comes_again || self.is_published;
         let stays = !self.is_mine || is_worth_it && (self.is_whole || error.may_pass());
         if let ReceiveError::Left(..) = error {
             return Ok(None);
@@ -371,6 +372,9 @@ impl<D: Destination> Receiver<D> {
     fn add_root(&mut self, root: Root) -> Received {
         if self.root.is_some() || self.roots.len() >= ROOTS_MAX {
             return Err(ReceiveError::Order("a root too many"));
+        }
+        if root.name.starts_with(STAGE.as_bytes()) {
+            return Err(ReceiveError::Order("a root with the name of a stage"));
         }
         self.roots.push(root);
         Ok(())

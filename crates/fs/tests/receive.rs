@@ -99,7 +99,7 @@ fn refused(
     let error = take().unwrap_err();
     let again = receiver.finish().unwrap_err();
     assert!(matches!(again, ReceiveError::Truncated(_)), "{again}");
-    let left = receiver.give_up(&error).unwrap();
+    let left = receiver.give_up(&error, true).unwrap();
     (error, left)
 }
 
@@ -195,7 +195,7 @@ fn checkpoint_of_the_same_command_stays_if_the_stream_may_come_again() {
             Some(section) => receiver.take(section.0, section.1).unwrap_err(),
         };
         assert_eq!(
-            receiver.give_up(&error).unwrap(),
+            receiver.give_up(&error, true).unwrap(),
             stays.then_some(2),
             "{error}"
         );
@@ -489,7 +489,46 @@ fn small_stream_that_meets_a_taken_name_at_the_end_leaves_nothing() {
     make(&to, ROOT_INO, "d", Kind::Directory);
     let error = receiver.finish().unwrap_err();
     assert!(matches!(error, ReceiveError::Exists(_)), "{error}");
-    assert_eq!(receiver.give_up(&error).unwrap(), None);
+    assert_eq!(receiver.give_up(&error, true).unwrap(), None);
     assert_eq!(names(&to, ROOT_INO), [b"d"]);
     assert_eq!(replace(true), Replace::Known);
+}
+
+#[test]
+fn stream_that_does_not_come_again_leaves_nothing() {
+    let (_, from) = volume();
+    let top = make(&from, ROOT_INO, "d", Kind::Directory).ino;
+    from.snapshots().create("s").unwrap();
+    let then = Sent {
+        at: Some(("s".to_owned(), b"d".to_vec())),
+        ..sent("then", top)
+    };
+    let today = sent("d", top);
+    assert!(send(&from, std::slice::from_ref(&then)).id().comes_again());
+    assert!(!send(&from, std::slice::from_ref(&today)).id().comes_again());
+    assert!(!send(&from, &[then, today]).id().comes_again());
+    let stream = files(&[b"a", b"b"]);
+    for comes_again in [true, false] {
+        let (_, to) = volume();
+        let mut receiver = receiver(&to, &stream, false).with_checkpoints(1);
+        for section in &stream.sections()[..2] {
+            receiver.take(section.0, section.1).unwrap();
+        }
+        let error = receiver.finish().unwrap_err();
+        let left = receiver.give_up(&error, comes_again).unwrap();
+        assert_eq!(left, comes_again.then_some(2));
+        assert_eq!(names(&to, ROOT_INO).len(), usize::from(comes_again));
+    }
+}
+
+#[test]
+fn root_with_the_name_of_a_stage_is_refused() {
+    let (_, to) = volume();
+    for name in [STAGE, b".ramet-receive-"] {
+        let mut items = begin();
+        items[0] = root(name);
+        let refused = receive(&to, &stream_of(&[items]), true).unwrap_err();
+        assert!(matches!(refused, ReceiveError::Order(_)), "{refused}");
+        assert_eq!(names(&to, ROOT_INO), [] as [Vec<u8>; 0]);
+    }
 }

@@ -63,6 +63,31 @@ const FLAG_NO_DUMP: u8 = 2;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamId(pub [u8; 16]);
 
+impl StreamId {
+    /// The identity with this hash, of a tree or stream that its sender can make again (version 8 of
+    /// RFC 9562).
+    pub(crate) fn of_hash(hash: [u8; 16]) -> Self {
+        Self(hash).with_version(8)
+    }
+
+    /// The identity of a tree or stream that its sender can make only once (version 4).
+    pub(crate) fn made_once(self) -> Self {
+        self.with_version(4)
+    }
+
+    /// Whether the sender can make the same tree or stream again, as all of it is of snapshots.
+    #[must_use]
+    pub fn comes_again(self) -> bool {
+        self.0[6] >> 4 == 8
+    }
+
+    fn with_version(mut self, version: u8) -> Self {
+        self.0[6] = self.0[6] & 0x0f | version << 4;
+        self.0[8] = self.0[8] & 0x3f | 0x80;
+        self
+    }
+}
+
 impl std::fmt::Display for StreamId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))

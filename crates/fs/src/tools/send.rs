@@ -77,7 +77,7 @@ pub(crate) fn id_of(parts: &[&[u8]]) -> StreamId {
     let all = parts.concat();
     let halves = [hash(&all), hash(&[&all[..], b"second half"].concat())];
     let bytes = halves.map(u64::to_le_bytes).concat();
-    StreamId(bytes.try_into().expect("two times eight bytes"))
+    StreamId::of_hash(bytes.try_into().expect("two times eight bytes"))
 }
 
 /// A piece of work.
@@ -141,7 +141,10 @@ impl Sender {
             parts.push(&root.id.0);
             parts.push(root.base.as_ref().map_or(b"", |(id, _)| &id.0));
         }
-        id_of(&parts)
+        match self.roots.iter().all(|root| root.id.comes_again()) {
+            true => id_of(&parts),
+            false => id_of(&parts).made_once(),
+        }
     }
 
     /// The items of the next section; `None` when the stream is whole.

@@ -112,7 +112,7 @@ impl Sending {
                 Err(_) => {
                     let id = Uuid::random().map_err(|_| Error::Invalid("no random numbers"))?;
                     let side = sides.next().ok_or(Error::Stale)?;
-                    (StreamId(id.0), Arc::new(side))
+                    (StreamId(id.0).made_once(), Arc::new(side))
                 }
             };
             Ok(SentRoot {

@@ -144,7 +144,7 @@ pub fn receive_as(
     };
     let taken = take_all();
     if let Err(error) = &taken {
-        receiver.give_up(error)?;
+        receiver.give_up(error, true)?;
     }
     taken
 }
