@@ -532,3 +532,34 @@ fn root_with_the_name_of_a_stage_is_refused() {
         assert_eq!(names(&to, ROOT_INO), [] as [Vec<u8>; 0]);
     }
 }
+
+#[test]
+fn receiver_that_goes_on_needs_no_base_that_was_copied() {
+    let ([_, _, d2, e2], whole, increment) = two_trees();
+    let stage = format!(".ramet-receive-{}", increment.id());
+    let mut dropped = 0;
+    for calls in 0.. {
+        let (_, to) = volume();
+        receive(&to, &whole, false).unwrap();
+        if receive_killed(&to, &increment, calls).is_some() {
+            break;
+        }
+        let has_checkpoint = |name: &Vec<u8>| name.starts_with(b"at-");
+        let is_there = names(&to, ROOT_INO).contains(&stage.clone().into_bytes());
+        if !is_there || !names(&to, find(&to, &stage)).iter().any(has_checkpoint) {
+            continue;
+        }
+        for name in ["d", "e"] {
+            if names(&to, find(&to, name)).len() == 1 {
+                dropped += 1;
+                let name = (ROOT_INO, name.as_bytes());
+                let removed = to.trees().remove_tree(&Caller::root(), name.0, name.1);
+                removed.unwrap();
+            }
+        }
+        let counts = receive(&to, &increment, true);
+        counts.unwrap_or_else(|error| panic!("killed at call {calls}: {error}"));
+        assert_eq!((seen(&to, "d"), seen(&to, "e")), (d2.clone(), e2.clone()));
+    }
+    assert!(dropped > 5, "{dropped} trees");
+}
