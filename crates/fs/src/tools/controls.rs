@@ -149,7 +149,8 @@ impl Controls {
     ///
     /// # Errors
     /// `NotFound` when there is no such snapshot or directory, `NotDirectory`, `Range` when two
-    /// trees differ in too many names for the memory budget, `Invalid` when there is no stream to go
+    /// trees differ in too many names for the memory budget, `TooManyLinks` when it has no room for
+    /// the hard links, `Exists` for two trees of one name, `Invalid` when there is no stream to go
     /// on with, and those of the tree. The stream cannot go on after an error.
     pub fn send(
         &self,
@@ -157,8 +158,14 @@ impl Controls {
         snapshots: &Snapshots,
         (dir, request): (Ino, &SendRequest),
     ) -> Result<Vec<u8>> {
-        let mut held = state.sending.lock();
         let none = Error::Invalid("no stream to go on with");
+        if let SendRequest::Keep { .. } = request {
+            // A page that is being made keeps the stream.
+            let held = state.sending.try_lock();
+            let is_there = held.is_none_or(|held| held.is_some());
+            return is_there.then(Vec::new).ok_or(none);
+        }
+        let mut held = state.sending.lock();
         match request {
             SendRequest::Add {
                 begins,
@@ -186,7 +193,7 @@ impl Controls {
                 }
                 next.map(|(page, _)| page.encode())
             }
-            SendRequest::Keep { .. } => held.as_ref().map(|_| Vec::new()).ok_or(none),
+            SendRequest::Keep { .. } => Ok(Vec::new()),
         }
     }
 
@@ -228,5 +235,30 @@ impl Controls {
         let mut findings = check_all(&self.namespace.tree)?;
         findings.extend(check_forks(&self.namespace.tree)?);
         Ok(findings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ramet_block::{Device, MemDevice};
+
+    use super::*;
+    use crate::format::ino::ROOT_INO;
+    use crate::{FormatOptions, OpenOptions, Volume};
+
+    #[test]
+    fn stream_is_kept_while_its_next_page_is_made() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let state = ControlState::default();
+        let keep = || {
+            let asked = (ROOT_INO, &SendRequest::Keep { session: 1 });
+            volume.controls().send(&state, volume.snapshots(), asked)
+        };
+        assert!(keep().is_err(), "there is none");
+        let under_way = state.sending.lock();
+        assert_eq!(keep().unwrap(), []);
+        drop(under_way);
     }
 }

@@ -62,11 +62,14 @@ pub(crate) fn owns_volume(caller: &Caller) -> Result<()> {
 }
 
 /// The time that a call may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pace {
     /// As quick as a lookup.
     Quick,
     /// As long as the device takes.
     Waits,
+    /// As long as reading large trees takes.
+    Reads,
     /// As long as another process and the mount that it made take.
     Mounts,
     /// The call changes names, so invalidations follow it.
@@ -136,13 +139,16 @@ impl Call {
                 | ForkRequest::Merge(MergeRequest { dry_run: false, .. }),
             ) => Pace::Structural,
             Self::Snapshot(SnapshotRequest::Serve(_)) => Pace::Mounts,
-            Self::Snapshot(_) | Self::Fork(_) | Self::Send(_) => Pace::Waits,
-            Self::Sync
-            | Self::Checkpoint
+            // It comes while the stream is being made, and waits for nothing.
+            Self::Send(SendRequest::Keep { .. }) => Pace::Quick,
+            Self::Snapshot(SnapshotRequest::Diff { .. } | SnapshotRequest::Log { .. })
+            | Self::Send(_)
             | Self::Diff(_)
             | Self::Usage
-            | Self::Scrub(_)
-            | Self::Grow(_) => Pace::Waits,
+            | Self::Scrub(_) => Pace::Reads,
+            Self::Snapshot(_) | Self::Fork(_) | Self::Sync | Self::Checkpoint | Self::Grow(_) => {
+                Pace::Waits
+            }
             Self::Source(_) | Self::Look(_) | Self::Stat | Self::Import => Pace::Quick,
         }
     }
@@ -435,3 +441,28 @@ impl Controls {
 
 /// The answer to any other ioctl.
 pub(crate) const UNKNOWN: Errno = Errno::NOTTY;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comparisons_and_streams_are_read_beside_syncs_and_are_kept_at_once() {
+        let session = 1;
+        let reads = [
+            Call::Send(SendRequest::Next { session }),
+            Call::Snapshot(SnapshotRequest::Diff {
+                session,
+                snapshot: "monday".to_owned(),
+                path: Vec::new(),
+            }),
+            Call::Usage,
+        ];
+        for call in reads {
+            assert_eq!(call.pace(), Pace::Reads);
+        }
+        let keep = Call::Send(SendRequest::Keep { session });
+        assert_eq!(keep.pace(), Pace::Quick);
+        assert_eq!(Call::Sync.pace(), Pace::Waits);
+    }
+}

@@ -43,6 +43,9 @@ use crate::server::workers::Workers;
 
 /// Syncs that wait at the same time; the tree commits those in one go.
 const SYNC_THREADS: usize = 4;
+/// Calls that read large trees at the same time. They have threads of their own: a program that waits
+/// for a sync waits for the device, and not for a comparison of another one.
+const READ_THREADS: usize = 4;
 
 /// A mounted volume: the components that serve its requests.
 pub(crate) struct Server {
@@ -62,6 +65,7 @@ pub(crate) struct Server {
     /// The agreement with the kernel, unknown until the connection begins.
     pub(super) agreed: Arc<OnceLock<Agreed>>,
     syncs: Workers,
+    readings: Workers,
     /// One thread for mounts of snapshots.
     mounts: Workers,
     /// One thread for changes that end with invalidations: see `cache/notify.rs`.
@@ -164,6 +168,7 @@ impl Server {
             shutdown,
             agreed,
             syncs: Workers::lasting("sync", SYNC_THREADS)?,
+            readings: Workers::new("read-trees", READ_THREADS)?,
             mounts: Workers::new("mount-snapshots", 1)?,
             structural: Workers::lasting("clone", 1)?,
             notices: Arc::new(Notices::new(kernel)?),
@@ -375,6 +380,7 @@ impl Server {
         match pace {
             Pace::Quick => serve(),
             Pace::Waits => self.syncs.run(serve),
+            Pace::Reads => self.readings.run(serve),
             Pace::Mounts => self.mounts.run(serve),
             Pace::Structural => self.structural.run(serve),
         }
