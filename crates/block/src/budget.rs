@@ -259,6 +259,21 @@ impl Held {
         self.bytes += bytes;
         self.budget.used(self.what) <= self.budget.part(divisor)
     }
+
+    /// Tells that `bytes` more are held. Whether this holder stays within `bytes_max`, however much
+    /// others hold.
+    #[must_use]
+    pub fn add_within(&mut self, bytes: u64, bytes_max: u64) -> bool {
+        self.budget.charge(self.what, bytes);
+        self.bytes += bytes;
+        self.bytes <= bytes_max
+    }
+
+    /// Bytes that are held.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 impl Drop for Held {
@@ -306,6 +321,9 @@ mod tests {
         assert!(held.add(12 * MIB, 2));
         assert!(!held.add(1, 2));
         assert_eq!(budget.used(Use::Requests), 32 * MIB + 1);
+        let mut own = Held::new(&budget, Use::Requests);
+        assert!(own.add_within(MIB, MIB) && !own.add_within(1, MIB));
+        assert_eq!((own.bytes(), own.set(0)), (MIB + 1, MIB + 1));
         assert_eq!(held.set(MIB), 12 * MIB + 1);
         assert_eq!(budget.used(Use::Requests), 21 * MIB);
         drop(held);

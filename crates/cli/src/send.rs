@@ -228,6 +228,7 @@ impl Source {
                 let next = tell(root, &SendRequest::Next { session: *session });
                 next.map_err(|e| match e {
                     Errno::RANGE => Failure::at(shown, TOO_MANY),
+                    Errno::MLINK => Failure::at(shown, TOO_MANY_LINKS),
                     e => mounted(shown, e),
                 })?
             }
@@ -236,6 +237,7 @@ impl Source {
                 let next = volume.controls().send(state, volume.snapshots(), asked);
                 next.map_err(|e| match e {
                     ramet_fs::Error::Range => Failure::at(shown, TOO_MANY),
+                    ramet_fs::Error::TooManyLinks => Failure::at(shown, TOO_MANY_LINKS),
                     e => Failure::at(shown, e),
                 })?
             }
@@ -248,6 +250,9 @@ const SAME_NAME: &str = "another tree of the stream has the same name: send it b
 
 const TOO_MANY: &str = "differs from the base in more names than the memory takes (more --memory, or \
      without --from)";
+
+const TOO_MANY_LINKS: &str =
+    "has more files with several names than the memory takes (more --memory)";
 
 /// Writes the stream, section by section.
 fn write(args: &Send, source: &mut Source) -> Outcome {

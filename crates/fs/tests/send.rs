@@ -7,12 +7,15 @@ mod streams;
 use std::sync::Arc;
 
 use common::{make, names, open, volume};
-use ramet_block::{Device, MemDevice};
+use ramet_block::{Budget, Device, MemDevice, Use};
 use ramet_fs::{
-    Caller, CloneMode, FormatOptions, Ino, Kind, NewInode, ROOT_INO, ReceiveError, SetAttr,
-    SetTime, SetXattr, StreamId, Time, Volume,
+    Caller, CloneMode, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, ReceiveError,
+    SetAttr, SetTime, SetXattr, StreamId, Time, Volume,
 };
-use streams::{Sent, Tree, base, receive, receive_as, send, sent, tree};
+use streams::{
+    Sent, Tree, access_times, base, receive, receive_as, send, sent, tree, try_send,
+    volume_without_access_times,
+};
 
 const ROOT: Caller = Caller {
     uid: 0,
@@ -443,6 +446,124 @@ fn two_trees_of_one_name_are_not_sent_together() {
     add(false, b"house").unwrap();
     let refused = add(false, b"home");
     assert!(matches!(refused, Err(ramet_fs::Error::Exists)));
+}
+
+#[test]
+fn times_of_access_come_with_objects_that_changed() {
+    let set = |volume: &Volume, path: &str, atime, mtime| {
+        let set = SetAttr {
+            atime,
+            mtime,
+            ..SetAttr::default()
+        };
+        let ino = find(volume, path);
+        volume.attributes().setattr(ino, &set, None).unwrap();
+    };
+    let [from, to] = [(); 2].map(|()| volume_without_access_times());
+    let top = all_kinds(&from);
+    for name in ["changed", "read"] {
+        write(&from, top, name, b"text");
+        set(&from, &format!("d/{name}"), at(100, 1), at(50, 2));
+    }
+    let then = |name: &str| Sent {
+        at: Some((name.to_owned(), b"d".to_vec())),
+        ..sent("d", top)
+    };
+    let monday = access_times(&from, top);
+    from.snapshots().create("monday").unwrap();
+    receive(&to, &send(&from, &[then("monday")]), false).unwrap();
+    assert_eq!(access_times(&to, find(&to, "d")), monday);
+    set(&from, "d/changed", at(200, 3), at(150, 4));
+    set(&from, "d/read", at(300, 5), None);
+    from.snapshots().create("tuesday").unwrap();
+    let increment = send(&from, &[base(then("tuesday"), "monday")]);
+    receive(&to, &increment, true).unwrap();
+    let mut want = monday;
+    want.insert(
+        "/changed".to_owned(),
+        Time {
+            secs: 200,
+            nanos: 3,
+        },
+    );
+    assert_eq!(
+        access_times(&to, find(&to, "d")),
+        want,
+        "a time of access alone is not sent"
+    );
+}
+
+/// Clones with changes, and files with several names.
+fn shared_trees(volume: &Volume) -> Ino {
+    let top = make(volume, ROOT_INO, "d", Kind::Directory).ino;
+    let first = make(volume, top, "a", Kind::Directory).ino;
+    linked_file(volume, first);
+    fill(volume, first, 20, 100_000);
+    let second = clone(volume, "d/a", top, "b");
+    write(volume, second, "new", b"in the clone");
+    let big = find(volume, "d/b/dir0/file0");
+    volume.files().write(big, 50_000, b"changed", None).unwrap();
+    top
+}
+
+#[test]
+fn memory_that_others_hold_changes_no_stream() {
+    let (_, from) = volume();
+    let top = shared_trees(&from);
+    from.snapshots().create("s").unwrap();
+    let then = Sent {
+        at: Some(("s".to_owned(), b"d".to_vec())),
+        ..sent("d", top)
+    };
+    let alone = send(&from, std::slice::from_ref(&then));
+    // A comparison of another one, say.
+    let budget = from.tree().budget();
+    budget.charge(Use::Requests, budget.limit());
+    let beside = send(&from, &[then]);
+    budget.give_back(Use::Requests, budget.limit());
+    assert!(alone.bytes == beside.bytes);
+}
+
+#[test]
+fn clone_that_differs_in_more_names_than_the_memory_takes_is_sent_whole() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(512 << 20));
+    Volume::format(&device, &FormatOptions::default()).unwrap();
+    let options = || OpenOptions {
+        budget: Some(Budget::of_volumes(4 << 20)),
+        ..OpenOptions::default()
+    };
+    let from = Volume::open(Arc::clone(&device), options()).unwrap();
+    let top = make(&from, ROOT_INO, "d", Kind::Directory).ino;
+    let first = make(&from, top, "a", Kind::Directory).ino;
+    linked_file(&from, first);
+    let name = |number: u32| format!("{number:05} {}", "n".repeat(200));
+    for number in 0..8000 {
+        make(&from, first, &name(number), Kind::Regular);
+    }
+    from.snapshots().create("monday").unwrap();
+    let second = clone(&from, "d/a", top, "b");
+    for number in 0..8000 {
+        write_to(&from, second, &name(number));
+    }
+    let stream = send(&from, &[sent("d", top)]);
+    let (_, to) = volume();
+    let counts = receive(&to, &stream, false).unwrap();
+    assert_eq!(counts.copies, 0);
+    assert_same((&from, "d"), (&to, "d"));
+    // A patch of a base has no such way out, and the clone in it has.
+    let then = base(sent("d", top), "monday");
+    send(&from, std::slice::from_ref(&then));
+    for number in 0..8000 {
+        write_to(&from, first, &name(number));
+    }
+    let refused = try_send(&from, &[then]).unwrap_err();
+    assert!(matches!(refused, ramet_fs::Error::Range), "{refused}");
+}
+
+fn write_to(volume: &Volume, dir: Ino, name: &str) {
+    let found = volume.names().lookup(dir, name.as_bytes()).unwrap().ino;
+    volume.files().write(found, 0, b"other", None).unwrap();
+    volume.forget(found, 1);
 }
 
 #[test]

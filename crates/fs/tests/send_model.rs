@@ -7,13 +7,13 @@ mod streams;
 
 use std::sync::Arc;
 
-use common::{make, names, variable, volume};
+use common::{make, names, variable};
 use ramet_fs::{
     Caller, CloneMode, Ino, Kind, NewInode, ROOT_INO, RenameMode, SetAttr, SetXattr, Volume,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use streams::{Sent, base, receive, send, sent, tree};
+use streams::{Sent, access_times, base, receive, send, sent, tree, volume_without_access_times};
 
 const NAMES: [&str; 9] = ["a", "b", "c", "d", "e", "f", "n", "y", "z"];
 
@@ -208,18 +208,19 @@ impl Case {
 
 fn compare(from: (&Volume, Ino), to: (&Volume, &str), what: &str) {
     let want = tree(from.0, from.1);
-    let found = to.0.names().lookup(ROOT_INO, to.1.as_bytes()).unwrap().ino;
-    let found = tree(to.0, found);
+    let top = to.0.names().lookup(ROOT_INO, to.1.as_bytes()).unwrap().ino;
+    let found = tree(to.0, top);
     for (path, object) in &want {
         let found = found.get(path);
         assert_eq!(found, Some(object), "{what}: {path:?} of {}", want.len());
     }
     assert_eq!(want.len(), found.len(), "{what}");
+    let times = [(from.0, from.1), (to.0, top)].map(|(volume, top)| access_times(volume, top));
+    assert_eq!(times[0], times[1], "{what}");
 }
 
 fn run(seed: u64) {
-    let (_, from) = volume();
-    let (_, to) = volume();
+    let [from, to] = [(); 2].map(|()| volume_without_access_times());
     let top = make(&from, ROOT_INO, "d", Kind::Directory).ino;
     let mut case = Case {
         volume: Arc::clone(&from),

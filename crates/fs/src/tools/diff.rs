@@ -125,7 +125,34 @@ struct Comparison {
     /// Bytes of the answer.
     bytes: usize,
     /// Memory of all these.
+    memory: Memory,
+}
+
+/// The memory of a comparison.
+struct Memory {
     held: Held,
+    /// The most that it takes, if other requests do not count.
+    bytes_max: Option<u64>,
+}
+
+impl Memory {
+    /// Tells the budget of `bytes` more.
+    fn hold(&mut self, bytes: usize) -> Result<()> {
+        let fits = match self.bytes_max {
+            Some(bytes_max) => self.held.add_within(bytes as u64, bytes_max),
+            None => self.held.add(bytes as u64, BUDGET_PART),
+        };
+        if fits { Ok(()) } else { Err(Error::Range) }
+    }
+
+    /// Inserts a path, and tells the budget when it is new.
+    fn hold_path(&mut self, paths: &mut BTreeSet<Bytes>, path: Bytes) -> Result<()> {
+        let bytes = path.len() + PATH_BYTES;
+        if paths.insert(path) {
+            self.hold(bytes)?;
+        }
+        Ok(())
+    }
 }
 
 /// The differences of two trees, with the memory that they take.
@@ -209,8 +236,11 @@ pub(crate) fn diff_sides(
     sides: [&Side; 2],
     is_one_tree: bool,
 ) -> Result<Found> {
-    let held = Held::new(budget, Use::Requests);
-    Comparison::new(sides.map(Clone::clone), is_one_tree, held).find()
+    let memory = Memory {
+        held: Held::new(budget, Use::Requests),
+        bytes_max: None,
+    };
+    Comparison::new(sides.map(Clone::clone), is_one_tree, memory).find()
 }
 
 /// The differences between two objects of one kind, each in a tree of its own, of one volume. An
@@ -234,13 +264,20 @@ pub(crate) struct Suspects {
     pub(crate) held: Held,
 }
 
-/// The names that may differ between the trees of two directories.
+/// The names that may differ between the trees of two directories, within `bytes_max` of memory.
 ///
 /// # Errors
-/// As [`diff`].
-pub(crate) fn suspects(budget: &Arc<Budget>, sides: [&Side; 2]) -> Result<Suspects> {
-    let held = Held::new(budget, Use::Requests);
-    let mut comparison = Comparison::new(sides.map(Clone::clone), false, held);
+/// `Range` when they take more, and those of the tree.
+pub(crate) fn suspects(
+    budget: &Arc<Budget>,
+    sides: [&Side; 2],
+    bytes_max: u64,
+) -> Result<Suspects> {
+    let memory = Memory {
+        held: Held::new(budget, Use::Requests),
+        bytes_max: Some(bytes_max),
+    };
+    let mut comparison = Comparison::new(sides.map(Clone::clone), false, memory);
     comparison.collect()?;
     let candidates = std::mem::take(&mut comparison.candidates);
     let below_none = |object: &Bytes| comparison.whole_above(object).is_none();
@@ -251,7 +288,7 @@ pub(crate) fn suspects(budget: &Arc<Budget>, sides: [&Side; 2]) -> Result<Suspec
             .map(|(object, found)| (object, found.change))
             .collect(),
         candidates,
-        held: comparison.held,
+        held: comparison.memory.held,
     })
 }
 
@@ -397,26 +434,8 @@ impl Side {
     }
 }
 
-/// Tells the budget of `bytes` more.
-fn hold(held: &mut Held, bytes: usize) -> Result<()> {
-    if held.add(bytes as u64, BUDGET_PART) {
-        Ok(())
-    } else {
-        Err(Error::Range)
-    }
-}
-
-/// Inserts a path, and tells the budget when it is new.
-fn hold_path(held: &mut Held, paths: &mut BTreeSet<Bytes>, path: Bytes) -> Result<()> {
-    let bytes = path.len() + PATH_BYTES;
-    if paths.insert(path) {
-        hold(held, bytes)?;
-    }
-    Ok(())
-}
-
 impl Comparison {
-    fn new(sides: [Side; 2], is_one_tree: bool, held: Held) -> Self {
+    fn new(sides: [Side; 2], is_one_tree: bool, memory: Memory) -> Self {
         Self {
             sides,
             is_one_tree,
@@ -425,7 +444,7 @@ impl Comparison {
             candidates: BTreeSet::from([Bytes::new()]),
             shared: BTreeMap::new(),
             bytes: 0,
-            held,
+            memory,
         }
     }
 
@@ -433,7 +452,7 @@ impl Comparison {
         self.run()?;
         Ok(Found {
             differences: self.found.into_values().collect(),
-            held: self.held,
+            held: self.memory.held,
         })
     }
 
@@ -531,8 +550,8 @@ impl Comparison {
 
     /// The names of shared inodes that may differ become candidates.
     fn name_shared(&mut self) -> Result<()> {
-        let (candidates, held) = (&mut self.candidates, &mut self.held);
-        let mut add = |object: Bytes| hold_path(held, candidates, object);
+        let (candidates, memory) = (&mut self.candidates, &mut self.memory);
+        let mut add = |object: Bytes| memory.hold_path(candidates, object);
         for side in &self.sides {
             for (owner, links) in &self.shared {
                 let root = side.at(owner);
@@ -553,7 +572,7 @@ impl Comparison {
 
     /// Makes an object a candidate.
     fn suspect(&mut self, object: Bytes) -> Result<()> {
-        hold_path(&mut self.held, &mut self.candidates, object)
+        self.memory.hold_path(&mut self.candidates, object)
     }
 
     /// The names of a shared inode will be candidates.
@@ -569,7 +588,7 @@ impl Comparison {
     }
 
     fn hold(&mut self, bytes: usize) -> Result<()> {
-        hold(&mut self.held, bytes)
+        self.memory.hold(bytes)
     }
 
     /// The object at or above `object` that is not compared below, if there is one.

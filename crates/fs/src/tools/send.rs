@@ -31,14 +31,14 @@ mod walk;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_block::{Budget, hash};
+use ramet_block::Budget;
+use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 use crate::format::record::{Entry, Kind};
 use crate::format::stream::{CopyFrom, NewObject, StreamId, StreamItem};
 use crate::ops::snapshots::SnapshotEntry;
 use crate::tools::diff::{Object, Side};
-use crate::tools::merge_plan::path_of;
 
 use self::completion::Completion;
 use self::contents::{Contents, Differing, Part};
@@ -72,12 +72,16 @@ pub(crate) fn id_of_snapshot(volume: [u8; 16], snapshot: &SnapshotEntry, path: &
     id_of(&[b"tree of a snapshot", &volume, &numbers, path])
 }
 
-/// An identity that follows from these parts.
+/// An identity that follows from these parts. Names are among them, which users choose: no two lists
+/// of parts with the same one can be found.
 pub(crate) fn id_of(parts: &[&[u8]]) -> StreamId {
-    let all = parts.concat();
-    let halves = [hash(&all), hash(&[&all[..], b"second half"].concat())];
-    let bytes = halves.map(u64::to_le_bytes).concat();
-    StreamId::of_hash(bytes.try_into().expect("two times eight bytes"))
+    let mut all = Sha256::new();
+    for part in parts {
+        all.update((part.len() as u64).to_le_bytes());
+        all.update(part);
+    }
+    let sum: [u8; 32] = all.finalize().into();
+    StreamId::of_hash(*sum.first_chunk().expect("a hash is longer"))
 }
 
 /// A piece of work.
@@ -113,7 +117,12 @@ pub(crate) struct Sender {
     lineages: Vec<Arc<Lineage>>,
     /// Number of the last patch.
     patches: u64,
+    /// Memory of the patches that are under way.
+    patch_bytes: u64,
 }
+
+/// Part of the budget that the patches under way take at most.
+const BUDGET_PART: u64 = 2;
 
 impl Sender {
     /// A stream of these trees, of which there is at least one.
@@ -130,12 +139,13 @@ impl Sender {
             links: Links::new(budget),
             lineages: Vec::new(),
             patches: 0,
+            patch_bytes: 0,
         })
     }
 
     /// The identity of the stream: that of its trees and their bases.
     pub(crate) fn id(&self) -> StreamId {
-        let mut parts: Vec<&[u8]> = vec![b"stream, made in the way 1"];
+        let mut parts: Vec<&[u8]> = vec![b"stream, made in the way 2"];
         for root in &self.roots {
             parts.push(&root.name);
             parts.push(&root.id.0);
@@ -236,9 +246,9 @@ impl Sender {
         if let Some(found) = self.seen.relative_of(&sample) {
             let lineage = self.lineage((found.side, found.object.clone()), object.clone());
             // Trees that differ in too many names to be compared are no relatives.
-            match Patch::plan(&self.budget, &self.side, &lineage) {
+            match self.plan(&lineage) {
                 Ok(patch) => {
-                    self.put_copy(&object, found.from, &found.object);
+                    self.out.put_copy(&object, found.from, &found.object);
                     self.push_patch(patch);
                     return Ok(());
                 }
@@ -271,18 +281,6 @@ impl Sender {
         let rest = completion.go_on(&mut self.out)?;
         self.tasks.extend(rest.map(Task::Completion));
         Ok(())
-    }
-
-    fn put_copy(&mut self, object: &Bytes, from: CopyFrom, from_object: &Bytes) {
-        let path = path_of(object);
-        self.out.put_current(
-            object,
-            &StreamItem::Copy {
-                path: &path,
-                from,
-                from_path: &path_of(from_object),
-            },
-        );
     }
 
     /// Sends entries of a directory until one needs a task of its own, or the section is full.
@@ -410,7 +408,7 @@ impl Sender {
             let side = Arc::clone(&self.side);
             let differing = Differing::new(object.clone(), (found.side, old), (side, file.clone()));
             if differing.is_worth_a_copy()? {
-                self.put_copy(&object, found.from, &found.object);
+                self.out.put_copy(&object, found.from, &found.object);
                 self.tasks.push(Task::Differing(Box::new(differing)));
                 return Ok(());
             }
@@ -425,7 +423,7 @@ impl Sender {
 
     /// Begins a patch, of the base of the root if it is `of_base`.
     fn begin_patch(&mut self, lineage: Arc<Lineage>, of_base: bool) -> Result<()> {
-        let patch = Patch::plan(&self.budget, &self.side, &lineage)?;
+        let patch = self.plan(&lineage)?;
         if of_base {
             for object in &patch.gone {
                 self.remember_base(&lineage.side, object)?;
@@ -435,8 +433,16 @@ impl Sender {
         Ok(())
     }
 
+    /// The patch of a lineage, within the memory that those under way leave.
+    fn plan(&self, lineage: &Arc<Lineage>) -> Result<Patch> {
+        let most = self.budget.part(BUDGET_PART);
+        let left = most.saturating_sub(self.patch_bytes);
+        Patch::plan((&self.budget, left), &self.side, lineage)
+    }
+
     /// Goes on with a patch that begins.
     fn push_patch(&mut self, patch: Patch) {
+        self.patch_bytes += patch.bytes();
         self.lineages.push(Arc::clone(&patch.lineage));
         self.tasks.push(Task::Patch(patch));
     }
@@ -471,6 +477,7 @@ impl Sender {
                 self.complete_dir(&patch, &dir)?;
             } else {
                 self.lineages.pop();
+                self.patch_bytes -= patch.bytes();
                 return Ok(());
             }
             if self.tasks.len() > depth {
@@ -590,5 +597,19 @@ impl Sender {
             Some(anchor) => self.links.set_anchor(group.clone(), anchor),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities_follow_from_parts_and_not_from_the_bytes_in_a_row() {
+        let id = id_of(&[b"ab", b"c"]);
+        assert_eq!(id.to_string(), "43ee655579de81cab39b3f95c1c2d3f4");
+        assert_ne!(id, id_of(&[b"a", b"bc"]));
+        assert_ne!(id, id_of(&[b"abc"]));
+        assert_ne!(id, id_of(&[b"ab", b"c", b""]));
     }
 }

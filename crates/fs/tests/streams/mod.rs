@@ -4,10 +4,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Caller, ControlState, FileFlags, InVolume, Ino, Kind, ROOT_INO, ReceiveCounts, ReceiveError,
-    Receiver, Replace, SECTION_HEAD_BYTES, STREAM_HEAD_BYTES, SectionHead, Sections, SendPage,
-    SendRequest, StreamId, Time, Volume, decode_stream_head, encode_stream_head,
+    AccessTime, Caller, ControlState, FileFlags, FormatOptions, InVolume, Ino, Kind, OpenOptions,
+    ROOT_INO, ReceiveCounts, ReceiveError, Receiver, Replace, SECTION_HEAD_BYTES,
+    STREAM_HEAD_BYTES, SectionHead, Sections, SendPage, SendRequest, StreamId, Time, Volume,
+    decode_stream_head, encode_stream_head,
 };
 
 /// A tree to be sent.
@@ -37,7 +39,7 @@ pub fn base(sent: Sent, snapshot: &str) -> Sent {
     }
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Stream {
     pub bytes: Vec<u8>,
 }
@@ -63,12 +65,14 @@ impl Stream {
 
 /// The stream of these trees.
 pub fn send(volume: &Volume, roots: &[Sent]) -> Stream {
+    try_send(volume, roots).unwrap()
+}
+
+pub fn try_send(volume: &Volume, roots: &[Sent]) -> ramet_fs::Result<Stream> {
     let state = ControlState::default();
     let (controls, session) = (volume.controls(), 7);
-    let ask = |dir, request: &SendRequest| {
-        let asked = controls.send(&state, volume.snapshots(), (dir, request));
-        asked.unwrap()
-    };
+    let ask =
+        |dir, request: &SendRequest| controls.send(&state, volume.snapshots(), (dir, request));
     for (number, root) in roots.iter().enumerate() {
         let request = SendRequest::Add {
             session,
@@ -77,11 +81,11 @@ pub fn send(volume: &Volume, roots: &[Sent]) -> Stream {
             at: root.at.clone(),
             base: root.base.clone(),
         };
-        ask(root.dir, &request);
+        ask(root.dir, &request)?;
     }
     let (mut bytes, mut items, mut sections) = (Vec::new(), Vec::new(), None);
     loop {
-        let page = SendPage::decode(&ask(ROOT_INO, &SendRequest::Next { session })).unwrap();
+        let page = SendPage::decode(&ask(ROOT_INO, &SendRequest::Next { session })?)?;
         let sections = sections.get_or_insert_with(|| {
             bytes.extend(encode_stream_head(page.stream));
             Sections::of(page.stream)
@@ -92,7 +96,7 @@ pub fn send(volume: &Volume, roots: &[Sent]) -> Stream {
             items.clear();
             if page.ends_stream {
                 assert!(state.is_idle());
-                return Stream { bytes };
+                return Ok(Stream { bytes });
             }
         }
     }
@@ -218,6 +222,35 @@ pub fn tree(volume: &Volume, top: Ino) -> Tree {
         .collect();
     for seen in all.values_mut() {
         seen.first = seen.first.take().map(|ino| firsts[&ino].clone());
+    }
+    all
+}
+
+/// A new volume of 64 MiB on which reading changes no time.
+pub fn volume_without_access_times() -> Arc<Volume> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+    Volume::format(&device, &FormatOptions::default()).unwrap();
+    let options = OpenOptions {
+        access_time: AccessTime::Never,
+        dir_access_time: AccessTime::Never,
+        ..OpenOptions::default()
+    };
+    Volume::open(device, options).unwrap()
+}
+
+/// The times of the last access of all objects in the tree of a directory.
+pub fn access_times(volume: &Volume, top: Ino) -> BTreeMap<String, Time> {
+    let (mut all, mut todo) = (BTreeMap::new(), vec![(String::new(), top)]);
+    while let Some((path, ino)) = todo.pop() {
+        let attr = volume.attributes().getattr(ino).unwrap();
+        if attr.kind == Kind::Directory {
+            for name in super::common::names(volume, ino) {
+                let below = volume.names().lookup(ino, &name).unwrap().ino;
+                let name = String::from_utf8(name).unwrap();
+                todo.push((format!("{path}/{name}"), below));
+            }
+        }
+        all.insert(path, attr.atime);
     }
     all
 }

@@ -146,8 +146,7 @@ impl Server {
             (Arc::clone(&counts), Arc::clone(&prefetch)),
             Arc::clone(&staged),
         );
-        let told = kernel.clone();
-        let links = volume.controls();
+        let (told, links) = (kernel.clone(), volume.controls());
         links.tell_links_by(move |stale| told.invalidate_attributes(stale));
         let inode_memory =
             InodeMemory::new(Arc::clone(&volume), kernel.clone(), Arc::clone(&counts))?;

@@ -45,7 +45,7 @@ impl Anchor {
 
 /// Memory of a group beside its paths.
 const GROUP_BYTES: usize = 256;
-/// Part of the budget that groups take at most.
+/// Part of the budget that groups take at most, and the names of one clone root as well.
 const BUDGET_PART: u64 = 4;
 
 /// See the module.
@@ -55,6 +55,7 @@ pub(super) struct Links {
     /// The names of one clone root that the receiver has in one old tree.
     known: Option<Known>,
     held_known: Held,
+    bytes_max: u64,
 }
 
 /// Number of the lineage and path of the clone root, and a name of each shared inode.
@@ -106,6 +107,7 @@ impl Links {
             held: Held::new(budget, Use::Requests),
             known: None,
             held_known: Held::new(budget, Use::Requests),
+            bytes_max: budget.part(BUDGET_PART),
         }
     }
 
@@ -114,11 +116,11 @@ impl Links {
     }
 
     /// # Errors
-    /// `Range` when the groups take more than their part of the memory budget.
+    /// `TooManyLinks` when the groups take more than their part of the memory budget.
     pub(super) fn set_anchor(&mut self, group: Group, anchor: Anchor) -> Result<()> {
         let bytes = group.0.len() + anchor.object.len() + GROUP_BYTES;
-        if !self.held.add(bytes as u64, BUDGET_PART) {
-            return Err(Error::Range);
+        if !self.held.add_within(bytes as u64, self.bytes_max) {
+            return Err(Error::TooManyLinks);
         }
         self.anchors.insert(group, anchor);
         Ok(())
@@ -141,7 +143,8 @@ impl Links {
             if had_group(side, lineage, (&root, group.1))? {
                 let place = (lineage.number, root.clone());
                 if self.known.as_ref().is_none_or(|(of, _)| *of != place) {
-                    let names = kept_in(side, lineage, (&root, &mut self.held_known))?;
+                    let memory = (&mut self.held_known, self.bytes_max);
+                    let names = kept_in(side, lineage, (&root, memory))?;
                     self.known = Some((place, names));
                 }
                 let known = self.known.as_ref();
@@ -167,11 +170,11 @@ fn had_group(side: &Side, lineage: &Lineage, (root, link): (&Bytes, u64)) -> Res
 }
 
 /// A name of each shared inode of the clone root `root` that the receiver has in the old tree of a
-/// lineage.
+/// lineage. Shared inodes without room are left out: their names become links to a new object.
 fn kept_in(
     side: &Side,
     lineage: &Lineage,
-    (root, held): (&Bytes, &mut Held),
+    (root, (held, bytes_max)): (&Bytes, (&mut Held, u64)),
 ) -> Result<HashMap<u64, Anchor>> {
     let top = side.at(&lineage.new);
     let names = match top.starts_with(root) {
@@ -181,12 +184,12 @@ fn kept_in(
     let mut found = HashMap::new();
     held.set(0);
     side.links(root, &names, |link, object| {
-        if found.contains_key(&link) {
+        if found.contains_key(&link) || held.bytes() > bytes_max {
             return Ok(());
         }
         if let Some(kept) = kept_of(side, &object, lineage)? {
-            if !held.add((object.len() + GROUP_BYTES) as u64, BUDGET_PART) {
-                return Err(Error::Range);
+            if !held.add_within((object.len() + GROUP_BYTES) as u64, bytes_max) {
+                return Ok(());
             }
             let anchor = Anchor {
                 object,

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use ramet_block::Writer;
 
 use crate::error::{Error, Result};
-use crate::format::stream::{NewObject, StreamItem};
+use crate::format::stream::{CopyFrom, NewObject, StreamItem};
 use crate::tools::merge_plan::path_of;
 
 /// A section takes no more items from this length on. The rest of the longest section has room for two
@@ -106,6 +106,16 @@ impl Out {
         let item = StreamItem::Make {
             path: &path,
             object: new,
+        };
+        self.put_current(object, &item);
+    }
+
+    pub(super) fn put_copy(&mut self, object: &Bytes, from: CopyFrom, from_object: &Bytes) {
+        let (path, from_path) = (path_of(object), path_of(from_object));
+        let item = StreamItem::Copy {
+            path: &path,
+            from,
+            from_path: &from_path,
         };
         self.put_current(object, &item);
     }

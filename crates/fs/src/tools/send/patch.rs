@@ -29,17 +29,21 @@ pub(super) struct Patch {
     /// Directories whose names changed.
     pub(super) touched: BTreeSet<Bytes>,
     /// Memory of the names.
-    _held: Held,
+    held: Held,
 }
 
 impl Patch {
     /// Finds the names in which the two trees of a lineage differ; `side` has the new one.
     ///
     /// # Errors
-    /// `Range` when there are too many, and those of the tree.
-    pub(super) fn plan(budget: &Arc<Budget>, side: &Side, lineage: &Arc<Lineage>) -> Result<Self> {
+    /// `Range` when they take more than `bytes_max`, and those of the tree.
+    pub(super) fn plan(
+        (budget, bytes_max): (&Arc<Budget>, u64),
+        side: &Side,
+        lineage: &Arc<Lineage>,
+    ) -> Result<Self> {
         let (old, new) = (lineage.tree()?, tree_of(side, &lineage.new)?);
-        let found = suspects(budget, [&old, &new])?;
+        let found = suspects(budget, [&old, &new], bytes_max)?;
         let at = |object: Bytes| Bytes::from([&lineage.new[..], &object].concat());
         let mut gone = VecDeque::new();
         let mut left: BTreeSet<Bytes> = found.candidates.into_iter().map(at).collect();
@@ -60,8 +64,13 @@ impl Patch {
             left: left.into_iter().collect(),
             dirs: BTreeSet::new(),
             touched: BTreeSet::new(),
-            _held: found.held,
+            held: found.held,
         })
+    }
+
+    /// Bytes of memory that the names take.
+    pub(super) fn bytes(&self) -> u64 {
+        self.held.bytes()
     }
 
     /// Notes that the names of the directory of an object change.

@@ -49,6 +49,7 @@ pub(super) struct Seen {
     directories: HashMap<Mark, Relative>,
     files: HashMap<FileMark, Relative>,
     held: Held,
+    bytes_max: u64,
     is_full: bool,
 }
 
@@ -89,6 +90,7 @@ impl Seen {
             directories: HashMap::new(),
             files: HashMap::new(),
             held: Held::new(budget, Use::Requests),
+            bytes_max: budget.part(BUDGET_PART),
             is_full: false,
         }
     }
@@ -96,7 +98,7 @@ impl Seen {
     /// Whether there is room to remember an object.
     fn admits(&mut self, object: &Bytes, marks: usize) -> bool {
         let bytes = object.len() as u64 + marks as u64 * SEEN_BYTES;
-        self.is_full = self.is_full || !self.held.add(bytes, BUDGET_PART);
+        self.is_full = self.is_full || !self.held.add_within(bytes, self.bytes_max);
         !self.is_full
     }
 
