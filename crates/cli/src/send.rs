@@ -23,6 +23,7 @@ use crate::args::Send;
 use crate::budget::{budget, within};
 use crate::control::{Root, mounted, session};
 use crate::failure::{Failure, Outcome};
+use crate::import::allow_open_files;
 use crate::past::{Located, shown_in_view};
 use crate::progress::Progress;
 use crate::request::call;
@@ -47,6 +48,9 @@ struct Tree {
 enum Source {
     Mount {
         root: Root,
+        /// The directories of today, until the first page names their moment: the daemon knows a
+        /// directory as long as the kernel does.
+        named: Vec<Root>,
         session: u64,
         /// Ends the thread that keeps the stream.
         _kept: Sender<()>,
@@ -88,7 +92,8 @@ fn name_of(path: &[u8], top: &Path) -> Vec<u8> {
 
 fn open_mount(args: &Send) -> Outcome<Source> {
     let session = session().map_err(|e| Failure::new_from(io::Error::from(e)))?;
-    let mut first: Option<Root> = None;
+    allow_open_files();
+    let mut named: Vec<Root> = Vec::new();
     for (number, dir) in args.dirs.iter().enumerate() {
         if directory_in_volume(dir).is_some() {
             let why = "a volume that is not mounted is sent by itself";
@@ -97,20 +102,23 @@ fn open_mount(args: &Send) -> Outcome<Source> {
         let (root, tree) = of_mount(args, dir)?;
         root.stats_json().map_err(|e| mounted(dir, e))?;
         let device = |root: &Root| root.device().map_err(|e| mounted(dir, e));
-        if let Some(first) = &first
+        if let Some(first) = named.first()
             && device(first)? != device(&root)?
         {
             return Err(Failure::at(dir, "all must be on the same Ramet mount"));
         }
         let request = tree.request(session, number == 0);
         tell(&root, &request).map_err(|e| tree.refusal(e))?;
-        first.get_or_insert(root);
+        named.push(root);
     }
-    let root = first.ok_or_else(|| Failure::new("nothing to send"))?;
+    let root = named.first().map(Root::again);
+    let root = root.ok_or_else(|| Failure::new("nothing to send"))?;
+    let root = root.map_err(|e| mounted(&args.dirs[0], e))?;
     root.write_back().map_err(|e| mounted(&args.dirs[0], e))?;
     let kept = keep(&root, session).map_err(|e| mounted(&args.dirs[0], e))?;
     Ok(Source::Mount {
         root,
+        named,
         session,
         _kept: kept,
     })
@@ -224,13 +232,20 @@ fn open_volume(args: &Send, image: &Path) -> Outcome<Source> {
 impl Source {
     fn next_page(&mut self, shown: &Path) -> Outcome<SendPage> {
         let bytes = match self {
-            Source::Mount { root, session, .. } => {
+            Source::Mount {
+                root,
+                named,
+                session,
+                ..
+            } => {
                 let next = tell(root, &SendRequest::Next { session: *session });
-                next.map_err(|e| match e {
+                let next = next.map_err(|e| match e {
                     Errno::RANGE => Failure::at(shown, TOO_MANY),
                     Errno::MLINK => Failure::at(shown, TOO_MANY_LINKS),
                     e => mounted(shown, e),
-                })?
+                })?;
+                named.clear();
+                next
             }
             Source::Volume { volume, state } => {
                 let asked = (ROOT_INO, &SendRequest::Next { session: 0 });

@@ -1,7 +1,10 @@
 //! The control call that makes a stream ([`crate::control::SEND`]): requests, which are JSON, and
 //! pages of sections.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
+
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::{Error, Result};
 use crate::format::stream::StreamId;
@@ -26,11 +29,14 @@ pub enum SendRequest {
         /// Whether the stream begins with it.
         begins: bool,
         /// The name that the tree gets.
+        #[serde(with = "name_in_json")]
         name: Vec<u8>,
         /// Snapshot and path of the tree; none for the directory that the call is made on, as it is
         /// when the first page is asked for.
+        #[serde(with = "place_in_json")]
         at: Option<(String, Vec<u8>)>,
         /// Snapshot and path of the tree that the receiver has.
+        #[serde(with = "place_in_json")]
         base: Option<(String, Vec<u8>)>,
     },
     /// Tell the next page.
@@ -43,6 +49,77 @@ pub enum SendRequest {
         /// The number of the stream.
         session: u64,
     },
+}
+
+/// Bytes as a string of JSON, if they are one, and as numbers otherwise: the longest paths of the
+/// system have room in a request.
+struct InJson(Vec<u8>);
+
+impl Serialize for InJson {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        match std::str::from_utf8(&self.0) {
+            Ok(text) => to.serialize_str(text),
+            Err(_) => to.collect_seq(&self.0),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for InJson {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        struct Bytes;
+        impl<'de> Visitor<'de> for Bytes {
+            type Value = Vec<u8>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string, or the numbers of bytes")
+            }
+
+            fn visit_str<E>(self, text: &str) -> std::result::Result<Vec<u8>, E> {
+                Ok(text.as_bytes().to_vec())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(
+                self,
+                mut numbers: A,
+            ) -> std::result::Result<Vec<u8>, A::Error> {
+                let mut bytes = Vec::new();
+                while let Some(byte) = numbers.next_element()? {
+                    bytes.push(byte);
+                }
+                Ok(bytes)
+            }
+        }
+        from.deserialize_any(Bytes).map(Self)
+    }
+}
+
+mod name_in_json {
+    use super::{Deserialize, Deserializer, InJson, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(name: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        InJson(name.to_vec()).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+        InJson::deserialize(from).map(|name| name.0)
+    }
+}
+
+mod place_in_json {
+    use super::{Deserialize, Deserializer, InJson, Serialize, Serializer};
+
+    type Place = Option<(String, Vec<u8>)>;
+
+    pub(super) fn serialize<S: Serializer>(place: &Place, to: S) -> Result<S::Ok, S::Error> {
+        let place = place.as_ref();
+        let place = place.map(|(snapshot, path)| (snapshot, InJson(path.clone())));
+        place.serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Place, D::Error> {
+        let place = Option::<(String, InJson)>::deserialize(from)?;
+        Ok(place.map(|(snapshot, path)| (snapshot, path.0)))
+    }
 }
 
 impl SendRequest {

@@ -465,4 +465,24 @@ mod tests {
         assert_eq!(keep.pace(), Pace::Quick);
         assert_eq!(Call::Sync.pace(), Pace::Waits);
     }
+
+    #[test]
+    fn request_has_room_for_two_of_the_longest_paths() {
+        let long = "\u{e4}/".repeat(4095 / 3).into_bytes();
+        let any: Vec<u8> = (1..=255).collect();
+        for path in [long, any, Vec::new()] {
+            let place = Some(("monday".to_owned(), path.clone()));
+            let request = SendRequest::Add {
+                session: 7,
+                begins: true,
+                name: path[..path.len().min(255)].to_vec(),
+                at: place.clone(),
+                base: place,
+            };
+            let json = serde_json::to_string(&request).unwrap();
+            let bytes = encode_stat_reply(&json).unwrap();
+            let back = Call::decode(SEND, &bytes).unwrap().unwrap();
+            assert!(matches!(back, Call::Send(back) if back == request));
+        }
+    }
 }
