@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::args::{self, Ignored};
-use crate::control::{Root, Seen, mounted, refuse_if_read_only};
+use crate::control::{Root, Seen, mounted, refuse_if_read_only, session};
 use crate::diff::escaped;
 use crate::failure::{Failure, Outcome, status};
 use crate::forks;
@@ -179,6 +179,7 @@ impl<'a> Merging<'a> {
             dry_run: true,
             left_out,
             whole,
+            session: session().map_err(|e| mounted(&self.dst, e))?,
             ..MergeRequest::default()
         };
         let mut names = Vec::new();
@@ -224,8 +225,8 @@ impl<'a> Merging<'a> {
             Errno::INVAL => Failure::at(fork, "is no fork, or the other directory is in it"),
             Errno::NODATA => Failure::at(fork, "has no base: it was made with --no-base"),
             Errno::FBIG => {
-                let why = "changed in more names than one merge takes (4,096, or fewer on a small \
-                           volume): nothing is merged";
+                let why = "changed in more names than one merge takes (65,536, or fewer with many \
+                           hard links or on a small volume): nothing is merged";
                 Failure::at(fork, why)
             }
             Errno::TOOBIG => Failure::at(fork, "git ignores more names than a request holds"),
@@ -233,7 +234,11 @@ impl<'a> Merging<'a> {
                 fork,
                 "the trees differ in more names than the memory of the daemon takes",
             ),
-            Errno::BUSY => Failure::at(dst, "is changed all the time: nothing is merged"),
+            Errno::BUSY => Failure::at(
+                dst,
+                "it, or the fork, is changed all the time: nothing is merged. While a merge of more \
+                 than 4,096 names is prepared, nothing in it may change",
+            ),
             Errno::PERM | Errno::ACCESS => Failure::at(
                 dst,
                 "not merged: some name needs a right that the caller lacks, or is protected",
@@ -310,6 +315,11 @@ impl Told {
                 "{left_out} changed names of the fork were left alone (.git, or ignored by git)"
             ));
         }
+        if self.merge.is_staged && dry_run {
+            complain(
+                "a large merge: it is staged, and nothing in the destination may change until it is done",
+            );
+        }
         if self.merge.conflicts > 0 && !dry_run {
             complain("conflicts: nothing is merged. --ours or --theirs lets one side win");
         }
@@ -330,6 +340,7 @@ impl Told {
         Ok(json!({
             "merged": self.merge.is_done,
             "destination_unchanged": self.merge.is_forward,
+            "staged": self.merge.is_staged,
             "left_out": self.left_out(),
             "conflicts": conflicts,
             "names": names,

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -197,6 +198,78 @@ fn users_of_the_destination_stay_in_it() {
             "the watch is in the directory that has the name"
         );
     }
+}
+
+#[test]
+fn a_large_merge_comes_at_once_under_those_who_use_it() {
+    const DIRS: usize = 100;
+    const FILES: usize = 200;
+    let bed = Bed::new("1G");
+    let mount = bed.mount(&[]);
+    let pair = Pair { mount: &mount };
+    let plain = bed.path().join("expected");
+    let each = |write: &dyn Fn(String, String)| {
+        for n in 0..DIRS * FILES {
+            let name = format!("d{}/f{n}", n % DIRS);
+            write(name, format!("text {n}\n"));
+        }
+    };
+    each(&|name, text| pair.write(&format!("src/{name}"), &text));
+    pair.write("src/kept", "kept");
+    pair.fork();
+    each(&|name, text| pair.write(&format!("fork/{name}"), &format!("{text}more\n")));
+    pair.write("fork/added/a", "added");
+    run_ok(
+        Path::new("cp"),
+        &["-a", &pair.text("fork"), plain.to_str().unwrap()],
+    );
+    let kept = File::options()
+        .write(true)
+        .open(pair.path("src/kept"))
+        .unwrap();
+    let mut open = File::open(pair.path("src/d7/f7")).unwrap();
+    let inodes = ["src", "src/d7", "src/kept"].map(|name| pair.path(name));
+    let inodes = inodes.map(|path| (fs::metadata(&path).unwrap().ino(), path));
+    let mut shell = Shell::new(
+        &pair.path("src/d7"),
+        "cat f7 ../added/a; echo; echo made >made",
+    );
+    let (code, told) = status(&["merge", "--json", "--dry-run", &pair.text("fork")]);
+    assert!(code == 0 && told.contains("\"staged\": true"), "{code}");
+    assert!(!pair.path("src/added").exists());
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while !is_over.load(Ordering::SeqCst) {
+                for n in [0, 10_050, 19_999] {
+                    let text = pair.read(&format!("src/d{}/f{n}", n % DIRS));
+                    let texts = [format!("text {n}\n"), format!("text {n}\nmore\n")];
+                    assert!(texts.contains(&text), "{text}");
+                }
+            }
+        });
+        let told = done(&["merge", &pair.text("fork")]);
+        is_over.store(true, Ordering::SeqCst);
+        assert_eq!(told.lines().count(), DIRS * FILES + 1);
+        reader.join().unwrap();
+    });
+    let compared = ["-r", &pair.text("src"), plain.to_str().unwrap()];
+    fs::write(plain.join("kept"), "kept").unwrap();
+    assert_eq!(run_ok(Path::new("diff"), &compared), "");
+    for (inode, path) in inodes {
+        assert_eq!(fs::metadata(path).unwrap().ino(), inode, "it stays");
+    }
+    let mut old = String::new();
+    open.read_to_string(&mut old).unwrap();
+    assert_eq!(
+        old, "text 7\n",
+        "a descriptor goes on with the file that it has"
+    );
+    kept.write_all_at(b"still", 0).unwrap();
+    assert_eq!(pair.read("src/kept"), "still");
+    shell.go_on();
+    let lines = [shell.line(), shell.line(), shell.line()];
+    assert_eq!(lines, ["text 7", "more", "added"]);
 }
 
 #[test]

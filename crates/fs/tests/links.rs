@@ -2,11 +2,13 @@
 //! background.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::io;
+mod common;
+
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use common::Mortal;
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Caller, CloneMode, Error, FormatOptions, Ino, Invalidation, Kind, NewInode, OpenOptions,
@@ -16,45 +18,6 @@ use ramet_fs::{
 const LINKS: u32 = 12_000;
 /// Links of a test that goes through them step by step.
 const SOME: u32 = 12;
-
-/// A device that takes a number of changes and then none.
-struct Mortal {
-    medium: Arc<dyn Device>,
-    left: AtomicI64,
-}
-
-impl Mortal {
-    fn change(&self) -> io::Result<()> {
-        match self.left.fetch_sub(1, Ordering::Relaxed) {
-            1.. => Ok(()),
-            _ => Err(io::Error::other("dead")),
-        }
-    }
-}
-
-impl Device for Mortal {
-    fn len_bytes(&self) -> u64 {
-        self.medium.len_bytes()
-    }
-
-    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.medium.read_at(addr, buf)
-    }
-
-    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
-        self.change()?;
-        self.medium.write_at(addr, buf)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.change()?;
-        self.medium.sync()
-    }
-
-    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
-        self.medium.discard(addr, len_bytes)
-    }
-}
 
 struct Fixture {
     device: Arc<dyn Device>,

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::{make, names, variable, volume};
 use ramet_fs::{
-    Caller, Favor, Ino, Kind, MergeOptions, Merged, NewFork, NewInode, ROOT_INO, RenameMode,
-    SetAttr, SetXattr, Volume, merge_fork,
+    Caller, Favor, Ino, Kind, MergeOptions, MergeParts, Merged, NewFork, NewInode, ROOT_INO,
+    RenameMode, SetAttr, SetXattr, Volume, merge_fork,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -629,9 +629,21 @@ impl Model<'_> {
 
 // --- cases ---
 
-fn merge(volume: &Volume, tops: (Ino, Ino), favor: Favor) -> Merged {
+/// The parts of merges: by one batch, or by many small ones.
+fn parts(is_staged: bool) -> MergeParts {
+    match is_staged {
+        false => MergeParts::default(),
+        true => MergeParts {
+            steps_max: 0,
+            part_bytes: 1 << 10,
+        },
+    }
+}
+
+fn merge(volume: &Volume, tops: (Ino, Ino), favor: Favor, is_staged: bool) -> Merged {
     let options = MergeOptions {
         favor,
+        parts: parts(is_staged),
         ..MergeOptions::default()
     };
     let both = (volume.trees(), volume.controls().forks());
@@ -639,7 +651,7 @@ fn merge(volume: &Volume, tops: (Ino, Ino), favor: Favor) -> Merged {
 }
 
 /// A random case in the directory `case`.
-fn run_case(volume: &Volume, case: Ino, random: &mut StdRng) {
+fn run_case(volume: &Volume, case: Ino, is_staged: bool, random: &mut StdRng) {
     let mut next_id = 0;
     let src = make(volume, case, "src", Kind::Directory).ino;
     let mut changed = |top: Ino, tree: Tree, count: usize, random: &mut StdRng| {
@@ -681,7 +693,8 @@ fn run_case(volume: &Volume, case: Ino, random: &mut StdRng) {
         touched: Vec::new(),
     };
     let (result, conflicts) = model.run();
-    let merged = merge(volume, (top, src), favor);
+    let merged = merge(volume, (top, src), favor, is_staged);
+    assert_eq!(merged.is_staged, is_staged && !merged.names.is_empty());
     let told = merged.conflicts.iter();
     let told: BTreeSet<_> = told
         .map(|one| String::from_utf8(one.path.clone()).unwrap())
@@ -702,7 +715,7 @@ fn run_case(volume: &Volume, case: Ino, random: &mut StdRng) {
         assert!(result == fork, "a merge into the base gives the fork");
     }
     if merged.is_done && favor == Favor::Neither && result == fork {
-        let again = merge(volume, (top, src), favor);
+        let again = merge(volume, (top, src), favor, is_staged);
         assert!(again.names.is_empty() && again.is_done, "{again:#?}");
     }
     volume
@@ -717,11 +730,10 @@ fn run_case(volume: &Volume, case: Ino, random: &mut StdRng) {
         .unwrap();
 }
 
-#[test]
-fn random_merges_are_those_of_the_model() {
+fn run_cases(is_staged: bool, cases: u64) {
     const CASES_OF_A_VOLUME: u64 = 100;
     let seed = variable("RAMET_SEED").unwrap_or(1);
-    let cases = variable("RAMET_CASES").unwrap_or(3_000);
+    let cases = variable("RAMET_CASES").unwrap_or(cases);
     println!("RAMET_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
     let mut done = 0;
@@ -729,10 +741,20 @@ fn random_merges_are_those_of_the_model() {
         let (_device, volume) = volume();
         for case in 0..CASES_OF_A_VOLUME {
             let case = make(&volume, ROOT_INO, &format!("c{case}"), Kind::Directory).ino;
-            run_case(&volume, case, &mut random);
+            run_case(&volume, case, is_staged, &mut random);
         }
         done += CASES_OF_A_VOLUME;
         let findings = volume.controls().check().unwrap();
         assert!(findings.is_empty(), "{findings:?}");
     }
+}
+
+#[test]
+fn random_merges_are_those_of_the_model() {
+    run_cases(false, 3_000);
+}
+
+#[test]
+fn random_merges_that_are_staged_are_those_of_the_model() {
+    run_cases(true, 3_000);
 }

@@ -242,6 +242,11 @@ pub(crate) fn stage(number: u8) -> Bytes {
     join(&[&[0, STAGE, number]])
 }
 
+/// Whether a path is that of a stage, or leads into one.
+pub(crate) fn is_in_stage(path: &[u8]) -> bool {
+    path.starts_with(&[0, STAGE])
+}
+
 /// Key of the root's record.
 pub(crate) fn root_record() -> Bytes {
     Bytes::from_static(&[META, 0, ROOT])

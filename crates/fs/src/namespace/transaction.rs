@@ -6,6 +6,7 @@
 //! the end, at the new locations of the inodes. The copies replace the records only after the tree
 //! took the batch: a transaction that fails changes nothing.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -14,12 +15,13 @@ use ramet_betree::{Applied, Batch, Seq, Tree};
 use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result};
-use crate::format::ino::Identity;
-use crate::format::keys;
+use crate::format::ino::{Identity, Ino};
+use crate::format::keys::{self, Orphan};
 use crate::format::record::{Pin, Record};
 use crate::format::slots::{SLOTS_MAX, Slot};
 use crate::namespace::inode::{Inode, Location, LockedNames};
 use crate::namespace::number_tables::{leave_pin, put_pin, put_unpinned};
+use crate::namespace::numbers::Numbers;
 use crate::namespace::topology::Topology;
 
 /// Journal bytes of a batch of records without data, at most. The tree is asked for this much room.
@@ -123,6 +125,8 @@ pub(crate) struct Transaction<'a> {
     states: States<'a>,
     /// Inodes that move and have no locked state: the topology is held for writing.
     others: Vec<(Arc<Inode>, Location)>,
+    /// Orphans that wait for the contents of some inodes, see [`Transaction::new_orphan`].
+    orphans: Option<Arc<BTreeMap<Ino, Orphan>>>,
 }
 
 const LOCKED: &str = "the operation locked the state of every inode it changes";
@@ -133,7 +137,34 @@ impl<'a> Transaction<'a> {
             batch: Batch::new(),
             states,
             others: Vec::new(),
+            orphans: None,
         }
+    }
+
+    /// The same with orphans that have the contents of these inodes already.
+    pub(crate) fn with_orphans(states: States<'a>, orphans: &Arc<BTreeMap<Ino, Orphan>>) -> Self {
+        Self {
+            orphans: Some(Arc::clone(orphans)),
+            ..Self::new(states)
+        }
+    }
+
+    /// The orphan that the contents of an inode move to.
+    pub(crate) fn new_orphan(&self, inode: &Inode, numbers: &Numbers) -> Orphan {
+        let known = self.orphans.as_ref().and_then(|all| all.get(&inode.ino));
+        known.copied().unwrap_or_else(|| numbers.new_orphan())
+    }
+
+    /// The inodes whose contents move to orphans.
+    pub(crate) fn orphaned(&self) -> BTreeMap<Ino, Orphan> {
+        let locked = self.states.locked.iter();
+        let locked = locked.filter_map(|one| Some((one.inode.ino, one.moved.as_ref()?)));
+        let others = self.others.iter().map(|(inode, to)| (inode.ino, to));
+        let orphan = |(ino, to): (Ino, &Location)| match to {
+            Location::Orphan(orphan) => Some((ino, *orphan)),
+            _ => None,
+        };
+        locked.chain(others).filter_map(orphan).collect()
     }
 
     /// The record of an inode whose state is locked, as this transaction leaves it.
@@ -258,25 +289,20 @@ impl<'a> Transaction<'a> {
         tree: &Tree,
         round: Round,
     ) -> Result<Seq> {
-        let applied = self.apply_by(topology, tree, |batch| {
-            match Applied::try_on(tree, batch, round.0)? {
-                Applied::Done(seq) => Ok(seq),
-                Applied::Deferred(work) => Err(Error::Deferred(work)),
-            }
-        })?;
+        let applied = self.apply_by(topology, tree, |batch| try_on(tree, batch, round))?;
         Ok(applied.unwrap_or_default())
     }
 
-    /// Returns the number of the batch, if it was not empty.
-    fn apply_by(
-        mut self,
-        topology: &Topology,
-        tree: &Tree,
-        hand_over: impl FnOnce(Batch) -> Result<Seq>,
-    ) -> Result<Option<Seq>> {
-        if failpoints::is_on(Fault::ChangeTorn) && !self.batch.is_empty() {
-            tree.apply(std::mem::take(&mut self.batch))?;
-        }
+    /// The batch with all records, for a caller that does not apply it.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub(crate) fn into_batch(mut self, topology: &Topology) -> Result<Batch> {
+        self.put_records(topology)?;
+        Ok(self.batch)
+    }
+
+    fn put_records(&mut self, topology: &Topology) -> Result<()> {
         for locked in &self.states.locked {
             let Some(record) = &locked.edited else {
                 continue;
@@ -285,6 +311,24 @@ impl<'a> Transaction<'a> {
                 self.batch.put(key, record.encode());
             }
         }
+        Ok(())
+    }
+
+    /// Hands the batch over, and then shows the changes in memory. Returns the number of the batch,
+    /// if it was not empty.
+    ///
+    /// # Errors
+    /// Those of `hand_over`, and of the tree; nothing is changed then.
+    pub(crate) fn apply_by(
+        mut self,
+        topology: &Topology,
+        tree: &Tree,
+        hand_over: impl FnOnce(Batch) -> Result<Seq>,
+    ) -> Result<Option<Seq>> {
+        if failpoints::is_on(Fault::ChangeTorn) && !self.batch.is_empty() {
+            tree.apply(std::mem::take(&mut self.batch))?;
+        }
+        self.put_records(topology)?;
         let applied = match self.batch.is_empty() {
             true => None,
             false => Some(hand_over(self.batch)?),
@@ -306,6 +350,17 @@ impl<'a> Transaction<'a> {
             show_move(&inode, location);
         }
         Ok(applied)
+    }
+}
+
+/// Applies a batch without waiting, as [`Transaction::apply_or_defer`].
+///
+/// # Errors
+/// `Deferred` when the batch has to wait, and those of the tree.
+pub(crate) fn try_on(tree: &Tree, batch: Batch, round: Round) -> Result<Seq> {
+    match Applied::try_on(tree, batch, round.0)? {
+        Applied::Done(seq) => Ok(seq),
+        Applied::Deferred(work) => Err(Error::Deferred(work)),
     }
 }
 

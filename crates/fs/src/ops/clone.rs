@@ -102,6 +102,8 @@ pub(super) struct Plan<'a> {
     /// Indexes that the ranges of trees may have keys in.
     pub(super) indexes: &'static [u8],
     pub(super) fork: Option<Forking>,
+    /// The time of the clone.
+    pub(super) now: Time,
 }
 
 impl Trees {
@@ -270,6 +272,7 @@ impl Trees {
             links: links.as_ref(),
             indexes: self.namespace.unsettled.indexes(),
             fork,
+            now: self.times.now(),
         };
         let slot = self.carry_out(&mut tx, &topology, &mut plan)?;
         let changed = (at, victim.as_ref());
@@ -288,7 +291,7 @@ impl Trees {
         let dir = topology.dir_path(plan.copy.at.dir);
         let dir = dir.map_err(gone_is_not_found)?;
         let to = keys::child(&dir.path, plan.copy.at.name);
-        let now = self.times.now();
+        let now = plan.now;
         let removal = Removal {
             deletes: &self.deletes,
             topology,

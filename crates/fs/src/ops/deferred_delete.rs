@@ -200,6 +200,32 @@ impl DeferredDeletes {
         ReapOnDrop(self)
     }
 
+    /// Erases these orphans, which no inode in memory has. Those that it cannot erase now are erased
+    /// later.
+    pub(crate) fn erase_unused(&self, mut orphans: Vec<Orphan>) {
+        const RUNS_OF_BATCH: usize = 32;
+        orphans.sort_unstable();
+        let runs: Vec<&[Orphan]> = orphans.chunk_by(|a, b| a.0 + 1 == b.0).collect();
+        for runs in runs.chunks(RUNS_OF_BATCH) {
+            let mut batch = Batch::new();
+            for run in runs {
+                let (first, last) = (run[0], run[run.len() - 1]);
+                for index in [keys::META, keys::DATA] {
+                    let end = successor_of_prefix(&keys::range(index, &keys::orphan(last)));
+                    batch.delete_range(keys::range(index, &keys::orphan(first)), end);
+                }
+            }
+            let tree = &self.namespace.tree;
+            let erased = tree.admit(RECORDS_BYTES).and_then(|()| tree.apply(batch));
+            if let Err(error) = erased {
+                tracing::debug!(%error, "space of something staged comes back later");
+                let all = runs.iter().copied().flatten();
+                let mut failed = self.failed.lock();
+                failed.extend(all.map(|orphan| Deferred::Orphan(*orphan)));
+            }
+        }
+    }
+
     fn erase_deferred(&self, deferred: &Deferred) -> Result<()> {
         self.namespace.tree.admit(RECORDS_BYTES)?;
         match deferred {
@@ -326,7 +352,7 @@ impl DeferredDeletes {
             tx.move_to(inode, Location::Gone);
             return;
         }
-        let orphan = self.namespace.numbers.new_orphan();
+        let orphan = tx.new_orphan(inode, &self.namespace.numbers);
         let to = keys::orphan(orphan);
         for index in [keys::META, keys::DATA] {
             tx.batch
@@ -357,7 +383,7 @@ impl DeferredDeletes {
                 tx.move_to(inode, Location::Deleted { parent, name });
             }
             _ => {
-                let orphan = self.namespace.numbers.new_orphan();
+                let orphan = tx.new_orphan(inode, &self.namespace.numbers);
                 move_contents(tx, record, path, &keys::orphan(orphan), None);
                 tx.move_to(inode, Location::Orphan(orphan));
             }

@@ -17,16 +17,20 @@
 //! a write is seen by the comparison, or comes after the merge. A tree that goes has objects without
 //! locks. With the topology held no batch can come, and its keys are compared once more, with those
 //! of the moment before.
+//!
+//! A merge that is too large for one batch is staged (`merge_staged.rs`). Then all keys of both
+//! trees are compared, and nothing but access times may change in the destination until the end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::{Seq, Snapshot, Span};
+use parking_lot::RwLockWriteGuard;
+use ramet_betree::{Batch, Seq, Snapshot, Span};
 
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::blocks::BLOCK;
-use crate::format::keys;
+use crate::format::keys::{self, NumberKey, Orphan};
 use crate::format::record::{
     FLAG_NO_ATIME, FLAG_NO_DUMP, FLAG_SPARSE, FLAG_XATTRS, Kind, Record, S_ISGID, Time,
 };
@@ -35,24 +39,34 @@ use crate::namespace::inode::{DirPath, Inode};
 use crate::namespace::link_counts::count_links;
 use crate::namespace::resolve::Found;
 use crate::namespace::slot_index::indexing;
+use crate::namespace::timed::Timed;
 use crate::namespace::topology::Topology;
-use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_names, lock_states};
+use crate::namespace::transaction::{
+    RECORDS_BYTES, Round, Transaction, lock_names, lock_states, try_on,
+};
 use crate::ops::access::Caller;
 use crate::ops::at::At;
 use crate::ops::clone::Plan;
 use crate::ops::contents::{FEW_BLOCKS, Few, delete_ranges, few_blocks, move_contents};
 use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
 use crate::ops::invalidation::Invalidation;
+use crate::ops::merge_staged::{Copied, Keys, StagedMerge, are_same};
 use crate::ops::removal::Removal;
 use crate::ops::rename::move_slot;
 use crate::ops::staged::Destination;
 use crate::ops::trees::{Trees, Victim, invalidations};
 use crate::ops::xattr::flags_of;
 
-/// Most steps of one merge.
-pub(crate) const STEPS_MAX: usize = 4096;
-/// Most bytes of keys and values of one merge, about.
+/// Most steps of one merge. With each of them the daemon has up to three inodes more in memory.
+pub(crate) const STEPS_MAX: usize = 1 << 16;
+/// Memory of a step beside its values, about: a plan, inodes, records and changes of the batch.
+pub(crate) const STEP_BYTES: usize = 4096;
+/// Most steps of one batch.
+const BATCH_STEPS_MAX: usize = 4096;
+/// Most bytes of keys and values of one batch, about.
 const BATCH_BYTES_MAX: usize = 6 << 20;
+/// Bytes of a batch of a merge that is staged, about.
+const PART_BYTES: usize = 512 << 10;
 /// Bytes of small files that are copied as values; further ones are cloned.
 const FEW_BYTES_MAX: usize = 1 << 20;
 /// Bytes of one of them with its keys, at most.
@@ -170,7 +184,12 @@ impl MergeStep {
 
     /// Bytes of its part of the batch, about. The destination's path has `top_bytes`.
     fn batch_bytes(&self, top_bytes: usize) -> usize {
-        let values: usize = match &self.action {
+        self.value_bytes() + KEYS_OF_STEP * (top_bytes + self.at.len() + KEY_BYTES)
+    }
+
+    /// Bytes of its values.
+    pub(crate) fn value_bytes(&self) -> usize {
+        match &self.action {
             Action::File {
                 content,
                 attributes,
@@ -186,8 +205,25 @@ impl MergeStep {
                 attributes.values().flatten().map(Bytes::len).sum()
             }
             Action::Tree { .. } | Action::Remove => 0,
-        };
-        values + KEYS_OF_STEP * (top_bytes + self.at.len() + KEY_BYTES)
+        }
+    }
+}
+
+/// The parts of a merge that is too large for one batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MergeParts {
+    /// Steps of one batch, at most: a merge of more is staged.
+    pub steps_max: usize,
+    /// Bytes of the batches that stage it, about.
+    pub part_bytes: usize,
+}
+
+impl Default for MergeParts {
+    fn default() -> Self {
+        Self {
+            steps_max: BATCH_STEPS_MAX,
+            part_bytes: PART_BYTES,
+        }
     }
 }
 
@@ -201,6 +237,33 @@ pub(crate) struct Merge<'a> {
     pub(crate) steps: &'a [MergeStep],
     /// The state that was compared.
     pub(crate) compared: &'a Snapshot,
+    pub(crate) parts: MergeParts,
+}
+
+impl Merge<'_> {
+    /// Whether it is too large for one batch.
+    ///
+    /// # Errors
+    /// `NotFound` for a destination that is gone.
+    pub(crate) fn is_staged(&self, trees: &Trees) -> Result<bool> {
+        let merging = Merging { trees, merge: self };
+        Ok(merging.batch_bytes()?.is_none())
+    }
+
+    /// Whether one batch takes all steps, if the path of the destination has `top_bytes`: bytes of
+    /// the batch, or none.
+    fn batch_bytes(&self, top_bytes: usize) -> Option<usize> {
+        let of_steps = self.steps.iter().map(|step| step.batch_bytes(top_bytes));
+        let bytes = RECORDS_BYTES + of_steps.sum::<usize>();
+        (bytes <= BATCH_BYTES_MAX && self.steps.len() <= self.parts.steps_max).then_some(bytes)
+    }
+}
+
+/// The outcome of a merge that was carried out.
+pub(crate) struct Applied {
+    /// The state of the kernel's caches that is out of date.
+    pub(crate) stale: Vec<Invalidation>,
+    pub(crate) is_staged: bool,
 }
 
 /// A name in a directory that was found by its path.
@@ -242,15 +305,56 @@ struct Target<'a> {
 /// The names that a merge gave, with their slots.
 type Slots = Vec<(Arc<Inode>, Slot)>;
 type Done = (Vec<Invalidation>, Slots);
+/// The topology, held for writing.
+type HeldTopology<'a> = Timed<'a, RwLockWriteGuard<'a, Topology>>;
+
+/// How the batch of a merge is made.
+struct Making<'a> {
+    /// Bytes of contents that may be copied as values.
+    few_bytes: usize,
+    /// The trees that may not change meanwhile; without them, the objects of the steps are compared.
+    still: Option<Still<'a>>,
+    /// The time of the merge, and the orphans that have the contents of some objects already.
+    staged: Option<&'a StagedMerge>,
+}
+
+/// Ranges that were, a moment before the locks were taken, as they were compared.
+struct Still<'a> {
+    ranges: &'a [Keys],
+    before: Snapshot,
+}
+
+/// A batch with the locks that it was made under.
+struct Made<'a> {
+    tx: Transaction<'a>,
+    topology: HeldTopology<'a>,
+    targets: &'a [Target<'a>],
+    slots: Slots,
+    now: Time,
+}
+
+/// Erases orphans at the end of a merge that is staged.
+struct Unused<'a> {
+    trees: &'a Trees,
+    orphans: Vec<Orphan>,
+}
+
+impl Drop for Unused<'_> {
+    fn drop(&mut self) {
+        self.trees
+            .deletes
+            .erase_unused(std::mem::take(&mut self.orphans));
+    }
+}
 
 impl Trees {
     /// Carries a merge out, durable with the next sync. `None` if the trees are not as they were
     /// compared: nothing is changed then.
     ///
     /// # Errors
-    /// `TooBig` for more than one batch takes, `Access` and `NotPermitted` for a step that the
+    /// `TooBig` for more than can be staged, `Access` and `NotPermitted` for a step that the
     /// caller may not do with cp, mv, rm, chmod or setfattr, and those of the tree.
-    pub(crate) fn merge(&self, merge: &Merge<'_>) -> Result<Option<Vec<Invalidation>>> {
+    pub(crate) fn merge(&self, merge: &Merge<'_>) -> Result<Option<Applied>> {
         let merging = Merging { trees: self, merge };
         merging.run()
     }
@@ -284,20 +388,178 @@ struct Merging<'a> {
 }
 
 impl<'a> Merging<'a> {
-    fn run(&self) -> Result<Option<Vec<Invalidation>>> {
-        let merge = self.merge;
-        let top = self.trees.namespace.topology.read().dir_path(merge.into);
-        let top_bytes = top.map_err(gone_is_not_found)?.path.len();
-        let of_steps = merge.steps.iter().map(|step| step.batch_bytes(top_bytes));
-        let bytes = RECORDS_BYTES + of_steps.sum::<usize>();
-        if bytes > BATCH_BYTES_MAX || merge.steps.len() > STEPS_MAX {
-            return Err(Error::TooBig);
-        }
-        let few_bytes = self.admit_merge(bytes, merge.steps)?;
+    fn run(&self) -> Result<Option<Applied>> {
         let _reaped = self.trees.deletes.reap_on_drop();
+        if let Some(bytes) = self.batch_bytes()? {
+            match self.run_at_once(bytes) {
+                Err(Error::TooBig) => {}
+                done => return done,
+            }
+        }
+        self.run_staged()
+    }
+
+    fn batch_bytes(&self) -> Result<Option<usize>> {
+        let top = self.trees.namespace.topology.read();
+        let top = top.dir_path(self.merge.into).map_err(gone_is_not_found)?;
+        Ok(self.merge.batch_bytes(top.path.len()))
+    }
+
+    /// Carries the merge out by one batch of so many bytes.
+    fn run_at_once(&self, bytes: usize) -> Result<Option<Applied>> {
+        let few_bytes = self.admit_merge(bytes, self.merge.steps)?;
         let Some(prepared) = self.prepare_merge()? else {
             return Ok(None);
         };
+        let making = Making {
+            few_bytes,
+            still: None,
+            staged: None,
+        };
+        let done = self.indexing(&prepared, || {
+            let run = |round| {
+                self.make((&prepared, &making), |made| {
+                    let gone = made.gone();
+                    let tree = &self.trees.namespace.tree;
+                    let seq = made.tx.apply_or_defer(&made.topology, tree, round)?;
+                    let done = self.done((made.topology, made.targets), gone, made.slots)?;
+                    Ok((Some(done), seq))
+                })
+            };
+            self.trees.namespace.until_applied(run)
+        });
+        // Hard links below trees come on top of the estimate.
+        Ok(done.map_err(too_big)?.map(|done| self.finish(done, false)))
+    }
+
+    /// Stages the merge and publishes it.
+    fn run_staged(&self) -> Result<Option<Applied>> {
+        let namespace = &self.trees.namespace;
+        let Some(prepared) = self.prepare_merge()? else {
+            return Ok(None);
+        };
+        namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
+        for top in [self.merge.into, self.merge.fork] {
+            namespace.prepare_clone(top)?;
+        }
+        let begin = || namespace.until_applied(|round| self.begin_staged(&prepared, round));
+        let Some(mut staged) = self.indexing(&prepared, begin).map_err(too_big)? else {
+            return Ok(None);
+        };
+        let mut unused = Unused {
+            trees: self.trees,
+            orphans: staged.all_orphans(),
+        };
+        let part_bytes = self.merge.parts.part_bytes;
+        staged.carry_out(namespace, part_bytes).map_err(too_big)?;
+        namespace
+            .tree
+            .admit(staged.rest_bytes)
+            .map_err(Error::from)
+            .map_err(too_big)?;
+        let publish = |round| self.publish(&prepared, &staged, round);
+        let done = self.indexing(&prepared, || namespace.until_applied(publish));
+        let Some((done, orphans)) = done.map_err(too_big)? else {
+            return Ok(None);
+        };
+        unused.orphans = orphans;
+        Ok(Some(self.finish(done, true)))
+    }
+
+    /// Makes the batch of a merge that is staged, and clones the trees. `None` if one is not as it
+    /// was compared.
+    fn begin_staged(
+        &self,
+        prepared: &[Prepared<'_>],
+        round: Round,
+    ) -> Result<(Option<StagedMerge>, Seq)> {
+        let (merge, namespace) = (self.merge, &self.trees.namespace);
+        let paths = {
+            let topology = namespace.topology.read();
+            let path = |top| topology.dir_path(top).map_err(gone_is_not_found);
+            [path(merge.into)?.path, path(merge.fork)?.path]
+        };
+        let copied = || {
+            paths.each_ref().map(|path| {
+                let orphan = self.trees.numbers.new_orphan();
+                Copied::new(path, orphan)
+            })
+        };
+        let copies = copied();
+        let ranges: Vec<Keys> = copies.iter().flat_map(Copied::keys).collect();
+        let Some(still) = self.still(merge.compared, &ranges)? else {
+            return Ok((None, 0));
+        };
+        let making = Making {
+            few_bytes: 0,
+            still: Some(still),
+            staged: None,
+        };
+        self.make((prepared, &making), |made| {
+            let orphans = made.tx.orphaned();
+            let whole = made.tx.into_batch(&made.topology)?;
+            let mut batch = Batch::new();
+            copies.iter().for_each(|copy| copy.put(&mut batch));
+            let seq = try_on(&namespace.tree, batch, round)?;
+            let seen = namespace.tree.snapshot();
+            drop(made.topology);
+            let staged = StagedMerge::new(&whole, copies, orphans, (seen, made.now))?;
+            Ok((Some(staged), seq))
+        })
+    }
+
+    /// Publishes the merge. Answers also the orphans that nothing leads to. `None` if the
+    /// destination is not as it was.
+    #[expect(clippy::type_complexity, reason = "a pair that one caller takes apart")]
+    fn publish(
+        &self,
+        prepared: &[Prepared<'_>],
+        staged: &StagedMerge,
+        round: Round,
+    ) -> Result<(Option<(Done, Vec<Orphan>)>, Seq)> {
+        let Some(still) = self.still(&staged.seen, &staged.still)? else {
+            return Ok((None, 0));
+        };
+        let making = Making {
+            few_bytes: 0,
+            still: Some(still),
+            staged: Some(staged),
+        };
+        let tree = &self.trees.namespace.tree;
+        self.make((prepared, &making), |made| {
+            let (gone, unused) = (made.gone(), staged.unused(&made.tx.orphaned()));
+            let mut is_same = true;
+            let applied = made.tx.apply_by(&made.topology, tree, |batch| {
+                match staged.last_batch(&batch)? {
+                    Some(last) => try_on(tree, last, round),
+                    None => {
+                        is_same = false;
+                        Err(Error::Busy)
+                    }
+                }
+            });
+            if !is_same {
+                return Ok((None, 0));
+            }
+            let seq = applied?.unwrap_or_default();
+            let done = self.done((made.topology, made.targets), gone, made.slots)?;
+            Ok((Some((done, unused)), seq))
+        })
+    }
+
+    /// The moment until which these ranges were as in a state, if they are still.
+    fn still<'r>(&self, then: &Snapshot, ranges: &'r [Keys]) -> Result<Option<Still<'r>>> {
+        let before = self.trees.namespace.tree.snapshot();
+        let is_same = are_same((then, &before), ranges)?;
+        Ok(is_same.then_some(Still { ranges, before }))
+    }
+
+    /// Runs an operation that gives the names of all steps.
+    fn indexing<T>(
+        &self,
+        prepared: &[Prepared<'_>],
+        operation: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
         let mut dirs: BTreeMap<_, (&Arc<Inode>, u64)> = BTreeMap::new();
         for one in prepared.iter().filter(|one| one.step.puts_name()) {
             let dir = &one.place.dir;
@@ -307,22 +569,32 @@ impl<'a> Merging<'a> {
             self.skip_to_index(dir, *names)?;
         }
         let dirs: Vec<_> = dirs.into_values().map(|(dir, _)| dir).collect();
-        let done = indexing(&self.trees.namespace, &dirs, || {
-            let run = |round| self.merge_now((&prepared, few_bytes), round);
-            self.trees.namespace.until_applied(run)
-        });
-        // Hard links below trees come on top of the estimate.
-        let done = done.map_err(|error| match error {
-            Error::Tree(ramet_betree::Error::Invalid(_)) => Error::TooBig,
-            error => error,
-        })?;
-        let Some((stale, slots)) = done else {
-            return Ok(None);
-        };
+        indexing(&self.trees.namespace, &dirs, operation)
+    }
+
+    /// Shows a merge whose batch was applied to others than the tree.
+    fn done(
+        &self,
+        (mut topology, targets): (HeldTopology<'_>, &[Target<'_>]),
+        gone: Vec<NumberKey>,
+        slots: Slots,
+    ) -> Result<Done> {
+        topology.generation += 1;
+        drop(topology);
+        gone.into_iter()
+            .for_each(|gone| self.trees.numbers.note_gone(gone));
+        let mut stale = Vec::new();
+        for target in targets {
+            stale.extend(self.invalidations_of(target)?);
+        }
+        Ok((stale, slots))
+    }
+
+    fn finish(&self, (stale, slots): Done, is_staged: bool) -> Applied {
         for (dir, slot) in slots {
             self.trees.namespace.took_slot(&dir, slot);
         }
-        Ok(Some(stale))
+        Applied { stale, is_staged }
     }
 
     /// Waits for room for a batch of so many bytes, and answers the bytes of contents that may be
@@ -448,12 +720,12 @@ impl<'a> Merging<'a> {
         tx.apply(&topology, &self.trees.namespace.tree)
     }
 
-    /// Carries the merge out, if it has not to wait.
-    fn merge_now<'p>(
+    /// Makes the batch under all locks, and hands it to `apply`.
+    fn make<T>(
         &self,
-        (prepared, few_bytes): (&'p [Prepared<'p>], usize),
-        round: Round,
-    ) -> Result<(Option<Done>, Seq)> {
+        (prepared, making): (&[Prepared<'_>], &Making<'_>),
+        apply: impl FnOnce(Made<'_>) -> Result<(Option<T>, Seq)>,
+    ) -> Result<(Option<T>, Seq)> {
         let merge = self.merge;
         let places = prepared.iter().map(|one| &one.place.dir);
         let sources = prepared.iter().flat_map(|one| &one.source);
@@ -472,33 +744,52 @@ impl<'a> Merging<'a> {
         targets
             .iter()
             .for_each(|target| target.add_inodes(&mut inodes));
-        let mut tx = Transaction::new(lock_states(&inodes));
+        let states = lock_states(&inodes);
+        let mut tx = match making.staged {
+            Some(staged) => Transaction::with_orphans(states, &staged.orphans),
+            None => Transaction::new(states),
+        };
         for target in &targets {
             self.may_do(merge, &tx, target)?;
         }
-        let Some(seen) = self.as_compared(&targets)? else {
-            return Ok((None, 0));
+        let seen = match &making.still {
+            Some(still) => still.before.clone(),
+            None => match self.as_compared(&targets)? {
+                Some(seen) => seen,
+                None => return Ok((None, 0)),
+            },
         };
-        let few = self.few_of(&tx, &targets, few_bytes)?;
-        let mut topology = self.trees.namespace.topology.write();
+        let few = self.few_of(&tx, &targets, making.few_bytes)?;
+        let topology = self.trees.namespace.topology.write();
+        if let Some(still) = &making.still {
+            let now = self.trees.namespace.tree.snapshot();
+            if !are_same((&still.before, &now), still.ranges)? {
+                return Ok((None, 0));
+            }
+        }
         if !self.trees_are_still(&topology, &targets, &seen)? {
             return Ok((None, 0));
         }
         drop(seen);
-        let slots =
-            self.carry_out_all(merge.caller, &mut tx, &topology, targets.iter().zip(few))?;
-        let gone = targets.iter().flat_map(|target| &target.victim);
-        let gone: Vec<_> = gone.flat_map(|victim| victim.gone(&tx)).flatten().collect();
-        let seq = tx.apply_or_defer(&topology, &self.trees.namespace.tree, round)?;
-        topology.generation += 1;
-        drop(topology);
-        gone.into_iter()
-            .for_each(|gone| self.trees.numbers.note_gone(gone));
-        let mut stale = Vec::new();
-        for target in &targets {
-            stale.extend(self.invalidations_of(target)?);
-        }
-        Ok((Some((stale, slots)), seq))
+        let removal = Removal {
+            deletes: &self.trees.deletes,
+            topology: &topology,
+            now: making
+                .staged
+                .map_or_else(|| self.trees.times.now(), |staged| staged.now),
+            // The name of a file that a staged merge removes is free at once.
+            may_stay: making.still.is_none(),
+        };
+        let now = removal.now;
+        let steps = targets.iter().zip(few);
+        let slots = self.carry_out_all(merge.caller, &mut tx, &removal, steps)?;
+        apply(Made {
+            tx,
+            topology,
+            targets: &targets,
+            slots,
+            now,
+        })
     }
 
     /// The objects at the names and sources of all steps, whose directories are locked. `None` if
@@ -682,25 +973,20 @@ impl<'a> Merging<'a> {
         &self,
         caller: &Caller,
         tx: &mut Transaction<'_>,
-        topology: &Topology,
+        removal: &Removal<'_>,
         targets: impl Iterator<Item = (&'p Target<'p>, Option<Few>)>,
     ) -> Result<Slots> {
-        let removal = Removal {
-            deletes: &self.trees.deletes,
-            topology,
-            now: self.trees.times.now(),
-            may_stay: false,
-        };
+        let topology = removal.topology;
         let mut slots = Slots::new();
         let mut targets: Vec<_> = targets.collect();
         let is_own = |step: &MergeStep| matches!(step.source(), Some((false, _)));
         targets.sort_by_key(|(target, _)| !is_own(target.prepared.step));
         for (target, few) in targets {
             let slot = match &target.prepared.step.action {
-                Action::Tree { .. } => Some(self.put_tree(tx, topology, target)?),
-                Action::File { .. } => Some(self.put_file(caller, tx, &removal, (target, few))?),
+                Action::Tree { .. } => Some(self.put_tree(tx, removal, target)?),
+                Action::File { .. } => Some(self.put_file(caller, tx, removal, (target, few))?),
                 Action::Remove => {
-                    self.take_away(tx, &removal, target)?;
+                    self.take_away(tx, removal, target)?;
                     None
                 }
                 Action::Change { look, attributes } => {
@@ -728,7 +1014,7 @@ impl<'a> Merging<'a> {
     fn put_tree(
         &self,
         tx: &mut Transaction<'_>,
-        topology: &Topology,
+        removal: &Removal<'_>,
         target: &Target<'_>,
     ) -> Result<Slot> {
         let mut plan = Plan {
@@ -738,8 +1024,9 @@ impl<'a> Merging<'a> {
             links: target.links.as_ref(),
             indexes: self.trees.namespace.unsettled.indexes(),
             fork: None,
+            now: removal.now,
         };
-        self.trees.carry_out(tx, topology, &mut plan)
+        self.trees.carry_out(tx, removal.topology, &mut plan)
     }
 
     fn put_file(
@@ -804,6 +1091,10 @@ impl<'a> Merging<'a> {
         (target, dir, to): (&Target<'_>, &DirPath, &Bytes),
     ) -> Result<()> {
         let at = target.prepared.place.at();
+        let removal = &Removal {
+            may_stay: false,
+            ..*removal
+        };
         match &target.victim {
             Some(victim) if victim.inode.is_dir() => {
                 victim.keep(tx, &self.trees.deletes, to);
@@ -834,10 +1125,6 @@ impl<'a> Merging<'a> {
             self.leave(tx, removal, (target, &dir, &path))?;
             tx.batch.delete(keys::entry(&dir.path, at.name));
         } else {
-            let removal = Removal {
-                may_stay: true,
-                ..*removal
-            };
             removal.name(tx, at, &victim.found())?;
         }
         let parent = tx.edit(at.dir);
@@ -866,6 +1153,24 @@ impl<'a> Merging<'a> {
             stale.push(Invalidation::Attributes(inode.ino));
         }
         Ok(stale)
+    }
+}
+
+impl Made<'_> {
+    /// Entries of the queue of gone numbers.
+    fn gone(&self) -> Vec<NumberKey> {
+        let gone = self.targets.iter().flat_map(|target| &target.victim);
+        gone.flat_map(|victim| victim.gone(&self.tx))
+            .flatten()
+            .collect()
+    }
+}
+
+/// A batch that the journal does not take is too big.
+fn too_big(error: Error) -> Error {
+    match error {
+        Error::Tree(ramet_betree::Error::Invalid(_)) => Error::TooBig,
+        error => error,
     }
 }
 

@@ -5,23 +5,27 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use ramet_betree::{Span, Usage};
-use ramet_block::Held;
+use ramet_block::{Held, Use};
 
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::namespace::numbers::Numbers;
 use crate::namespace::resolve::Namespace;
+use crate::ops::access::Caller;
 use crate::ops::forks::Forks;
 use crate::ops::invalidation::Invalidation;
 use crate::ops::settle::Settling;
 use crate::ops::snapshots::Snapshots;
+use crate::ops::trees::Trees;
 use crate::tools::check::Finding;
 use crate::tools::check_forks::check_forks;
 use crate::tools::check_snapshots::check_all;
 use crate::tools::control::DiffPages;
 use crate::tools::diff::{self, Difference, Found};
 use crate::tools::history;
+use crate::tools::merge::{Merged, merge_fork};
+use crate::tools::merge_calls::{MergeRequest, ToldMerge};
 use crate::tools::scrub::{ScrubPage, Scrubbing};
 use crate::tools::send_calls::SendRequest;
 use crate::tools::sending::Sending;
@@ -41,7 +45,12 @@ pub struct ControlState {
     scrub: Mutex<Option<Scrubbing>>,
     /// A stream that is being sent.
     sending: Mutex<Option<Sending>>,
+    /// A merge whose names are being told.
+    merge: Mutex<Option<(Merged, Held)>>,
 }
+
+/// The names of a merge take this part of the memory budget at most, with the buffers of requests.
+const NAMES_PART: u64 = 4;
 
 impl ControlState {
     /// Whether there is nothing to go on with, and no call under way.
@@ -50,7 +59,10 @@ impl ControlState {
         fn is_none<T>(state: &Mutex<Option<T>>) -> bool {
             state.try_lock().is_some_and(|state| state.is_none())
         }
-        is_none(&self.diff) && is_none(&self.scrub) && is_none(&self.sending)
+        is_none(&self.diff)
+            && is_none(&self.scrub)
+            && is_none(&self.sending)
+            && is_none(&self.merge)
     }
 }
 
@@ -71,6 +83,42 @@ impl Controls {
     #[must_use]
     pub fn forks(&self) -> &Forks {
         &self.forks
+    }
+
+    /// Merges the first directory, a fork, into the second one. The pages of a dry run are of one
+    /// comparison as long as the session has it.
+    ///
+    /// # Errors
+    /// Those of [`merge_fork`], and `Invalid` for a path that is none.
+    pub fn merge(
+        &self,
+        trees: &Trees,
+        caller: &Caller,
+        tops: (Ino, Ino),
+        (state, request): (Option<&ControlState>, &MergeRequest),
+    ) -> Result<(ToldMerge, Vec<Invalidation>)> {
+        let mut told = state.map(|state| state.merge.lock());
+        let before = told.as_mut().and_then(|told| told.take());
+        let goes_on = request.dry_run && request.first > 0;
+        let (mut merged, held) = match before.filter(|_| goes_on) {
+            Some(before) => before,
+            None => {
+                let options = request.options()?;
+                let merged = merge_fork((trees, &self.forks), caller, tops, &options)?;
+                let mut held = Held::new(self.forks.budget(), Use::Requests);
+                if !held.add(merged.told_bytes(), NAMES_PART) {
+                    told = None;
+                }
+                (merged, held)
+            }
+        };
+        let stale = std::mem::take(&mut merged.stale);
+        let answer = request.answer(&merged);
+        let is_last = request.first + answer.names.len() as u64 >= answer.count;
+        if let (Some(told), true) = (&mut told, request.dry_run && !is_last) {
+            **told = Some((merged, held));
+        }
+        Ok((answer, stale))
     }
 
     /// The names that differ between the trees of two directories, in the order of directories

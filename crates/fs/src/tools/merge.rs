@@ -1,15 +1,19 @@
 //! A merge of a fork into a directory: planned, carried out, and planned again if the directory was
 //! changed meanwhile.
 
+use std::sync::Arc;
+
 use ramet_betree::Snapshot;
+use ramet_block::Held;
 
 use crate::error::{Error, Result};
 use crate::format::ino::{Ino, ROOT_INO};
 use crate::format::name::RESERVED_NAME;
+use crate::namespace::inode::Inode;
 use crate::ops::access::Caller;
 use crate::ops::forks::Forks;
 use crate::ops::invalidation::Invalidation;
-use crate::ops::merge::{Action, Content, Merge, MergeStep};
+use crate::ops::merge::{Action, Content, Merge, MergeParts, MergeStep};
 use crate::ops::trees::Trees;
 use crate::tools::diff::{Side, live_sides};
 use crate::tools::merge_plan::{Conflict, Favor, LeftOut, MergePlan, Three, object_of, path_of};
@@ -32,6 +36,8 @@ pub struct MergeOptions {
     /// Paths, names joined by `/`, that are left out, but are taken as a whole if the fork changed
     /// something at or below them.
     pub whole: Vec<Vec<u8>>,
+    /// The parts of a merge that is too large for one batch.
+    pub parts: MergeParts,
 }
 
 /// The change that a merge makes to a name.
@@ -91,11 +97,22 @@ pub struct Merged {
     pub indexes: u64,
     /// The destination was as the base of the fork.
     pub is_forward: bool,
+    /// The merge is too large for one batch, and is staged.
+    pub is_staged: bool,
     /// The state of the kernel's caches that is out of date.
     pub stale: Vec<Invalidation>,
 }
 
 impl Merged {
+    /// Memory of the names, about.
+    pub(crate) fn told_bytes(&self) -> u64 {
+        const NAME_BYTES: usize = 64;
+        let names = self.names.iter().map(|(path, _)| path.len());
+        let conflicts = self.conflicts.iter().map(|one| one.path.len());
+        let bytes = names.chain(conflicts).map(|len| len + NAME_BYTES);
+        bytes.sum::<usize>() as u64
+    }
+
     fn of(plan: &MergePlan) -> Self {
         let name = |step: &MergeStep| (path_of(&step.at), MergedName::of(step));
         Self {
@@ -105,13 +122,14 @@ impl Merged {
             left_out: plan.left_out,
             indexes: plan.indexes,
             is_forward: plan.is_forward,
+            is_staged: false,
             stale: Vec::new(),
         }
     }
 }
 
-/// Brings the changes that a fork made since it began into the directory `dst`, in place and by one
-/// batch. The base, the fork and everything that the fork did not change stay as they are. With
+/// Brings the changes that a fork made since it began into the directory `dst`, in place and at
+/// once. The base, the fork and everything that the fork did not change stay as they are. With
 /// conflicts that no side wins, and with a destination that changed where that is refused, nothing
 /// is changed. Durable with the next sync.
 ///
@@ -121,7 +139,7 @@ impl Merged {
 /// # Errors
 /// `NotDirectory`, `NotPermitted`, `Access`; `Invalid` for a directory that is no fork, and for a
 /// destination in the fork; `NoAttribute` for a fork without a base; `TooBig` for more changes than
-/// one batch takes; `Busy` if the destination was changed again and again; those of the tree.
+/// one merge takes; `Busy` if the destination was changed again and again; those of the tree.
 pub fn merge_fork(
     (trees, forks): (&Trees, &Forks),
     caller: &Caller,
@@ -142,7 +160,7 @@ pub fn merge_fork(
         return Err(Error::Invalid("the destination is the fork, or in it"));
     }
     let texts = MergedTexts::default();
-    let plan = || -> Result<(MergePlan, Snapshot)> {
+    let plan = || -> Result<(MergePlan, Held, Snapshot)> {
         let (base, top) = forks.base(&record)?;
         let [of_fork, of_dst] = live_sides(namespace, [&fork, &dst])?;
         let compared = of_dst.snapshot.clone();
@@ -157,38 +175,55 @@ pub fn merge_fork(
             caller,
             texts: &texts,
         };
-        Ok((three.plan()?, compared))
+        let (plan, held) = three.plan()?;
+        Ok((plan, held, compared))
     };
     for _ in 0..TRIES_MAX {
-        let (first, compared) = plan()?;
+        let (first, _held, compared) = plan()?;
         let mut merged = Merged::of(&first);
         let mut names = merged.names.iter();
         if is_in_root && names.any(|(path, _)| path == RESERVED_NAME) {
             return Err(Error::NotPermitted);
         }
-        if !caller.may_see_all() {
-            let names = merged.names.iter().map(|(path, _)| path);
-            let conflicts = merged.conflicts.iter().map(|one| &one.path);
-            for object in names.chain(conflicts).map(|path| object_of(path)) {
-                trees.may_find(caller, &fork, &object)?;
-                trees.may_find(caller, &dst, &object)?;
-            }
-        }
-        let is_refused = options.only_forward && !first.is_forward;
-        if options.dry_run || is_refused || !first.conflicts.is_empty() {
-            return Ok(merged);
-        }
+        may_be_told(&merged, trees, caller, [&fork, &dst])?;
         let merge = Merge {
             caller,
             fork: &fork,
             into: &dst,
             steps: &first.steps,
             compared: &compared,
+            parts: options.parts,
         };
-        if let Some(stale) = trees.merge(&merge)? {
-            (merged.is_done, merged.stale) = (true, stale);
+        merged.is_staged = merge.is_staged(trees)?;
+        let is_refused = options.only_forward && !first.is_forward;
+        if options.dry_run || is_refused || !first.conflicts.is_empty() {
+            return Ok(merged);
+        }
+        if let Some(applied) = trees.merge(&merge)? {
+            merged.is_done = true;
+            (merged.stale, merged.is_staged) = (applied.stale, applied.is_staged);
             return Ok(merged);
         }
     }
     Err(Error::Busy)
+}
+
+/// Refuses a caller that may not know all names, in both trees.
+fn may_be_told(
+    merged: &Merged,
+    trees: &Trees,
+    caller: &Caller,
+    tops: [&Arc<Inode>; 2],
+) -> Result<()> {
+    if caller.may_see_all() {
+        return Ok(());
+    }
+    let names = merged.names.iter().map(|(path, _)| path);
+    let conflicts = merged.conflicts.iter().map(|one| &one.path);
+    for object in names.chain(conflicts).map(|path| object_of(path)) {
+        for top in tops {
+            trees.may_find(caller, top, &object)?;
+        }
+    }
+    Ok(())
 }

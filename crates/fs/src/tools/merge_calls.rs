@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::ops::merge::MergeParts;
 use crate::tools::control::STAT_BYTES;
 use crate::tools::merge::{MergeOptions, Merged};
 use crate::tools::merge_plan::{Favor, LeftOut};
@@ -56,6 +57,9 @@ pub struct MergeRequest {
     pub whole: Vec<String>,
     /// Names before this one are not told.
     pub first: u64,
+    /// The dry runs of one session whose first name is not 0 tell the names of the one before.
+    #[serde(default)]
+    pub session: u64,
 }
 
 /// A name in the answer.
@@ -76,6 +80,8 @@ pub struct ToldMerge {
     pub is_done: bool,
     /// The destination was as the base of the fork.
     pub is_forward: bool,
+    /// The merge is too large for one batch, and is staged.
+    pub is_staged: bool,
     /// Names that were left alone though the fork changed them.
     pub left_out: u64,
     /// Those of them that are indexes of git.
@@ -108,6 +114,7 @@ impl MergeRequest {
                 paths: Result::from_iter::<Vec<_>>(paths(&self.left_out))?,
             },
             whole: Result::from_iter::<Vec<_>>(paths(&self.whole))?,
+            parts: MergeParts::default(),
         })
     }
 
@@ -122,6 +129,7 @@ impl MergeRequest {
         let mut told = ToldMerge {
             is_done: merged.is_done,
             is_forward: merged.is_forward,
+            is_staged: merged.is_staged,
             left_out: merged.left_out,
             indexes: merged.indexes,
             count: (merged.conflicts.len() + merged.names.len()) as u64,

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_betree::successor_of_prefix;
-use ramet_block::Budget;
+use ramet_block::{Budget, Held, Use};
 
 use crate::error::{Error, Result};
 use crate::format::acl::{ACCESS, Acl};
@@ -32,10 +32,12 @@ use crate::format::keys;
 use crate::format::record::{FLAG_XATTRS, Kind, S_ISGID, S_ISUID};
 use crate::ops::access::Caller;
 use crate::ops::acl::PERMISSION_BITS;
-use crate::ops::merge::{Action, Content, Look, MergeStep, STEPS_MAX};
+use crate::ops::merge::{Action, Content, Look, MergeStep, STEP_BYTES, STEPS_MAX};
 use crate::tools::diff::{Change, Difference, Found, Object, Side, diff_sides};
 use crate::tools::merge_text::MergedTexts;
 
+/// Steps take this part of the memory budget at most, with comparisons and buffers of requests.
+const BUDGET_PART: u64 = 2;
 /// Most bytes of conflicts that a plan tells: of their paths.
 const CONFLICT_BYTES_MAX: usize = 4 << 20;
 
@@ -177,6 +179,9 @@ struct Planning<'a> {
     /// New attributes of shared inodes, by their paths in the destination.
     shared: BTreeMap<Bytes, (Look, BTreeMap<Bytes, Option<Bytes>>)>,
     conflict_bytes: usize,
+    /// Memory of the steps, with that which it takes to carry them out.
+    held: Held,
+    held_steps: usize,
 }
 
 /// One aspect of an object after a merge.
@@ -271,12 +276,12 @@ impl Three<'_> {
         all.any(|left_out| is_in(left_out, path))
     }
 
-    /// Makes the plan.
+    /// Makes the plan, and tells the memory that the merge holds.
     ///
     /// # Errors
     /// `TooBig` for more steps than a merge has, `Range` when the comparison takes too much memory,
     /// and those of the tree.
-    pub(crate) fn plan(&self) -> Result<MergePlan> {
+    pub(crate) fn plan(&self) -> Result<(MergePlan, Held)> {
         let by_fork = diff_sides(self.budget, [&self.base, &self.fork], false)?;
         let by_dst = diff_sides(self.budget, [&self.base, &self.dst], false)?;
         let is_whole = |path: &[u8]| self.whole.iter().any(|top| is_in(path, top));
@@ -300,6 +305,8 @@ impl Three<'_> {
             whole: BTreeSet::new(),
             shared: BTreeMap::new(),
             conflict_bytes: 0,
+            held: Held::new(self.budget, Use::Requests),
+            held_steps: 0,
         };
         let left_out = by_fork.differences.iter().filter(|one| !counts(one));
         let left_out = left_out.filter(|one| !one.path.is_empty() && !is_whole(&one.path));
@@ -320,9 +327,7 @@ impl Three<'_> {
             } else if !targets.contains(&object) {
                 planning.changed(&object)?;
             }
-            if planning.plan.steps.len() > STEPS_MAX {
-                return Err(Error::TooBig);
-            }
+            planning.hold_steps()?;
         }
         for path in self.whole {
             // A name above that is new in the fork comes with everything below it.
@@ -331,8 +336,9 @@ impl Three<'_> {
                 planning.take_whole(path)?;
             }
         }
+        planning.hold_steps()?;
         planning.refuse_overlaps();
-        Ok(planning.plan)
+        Ok((planning.plan, planning.held))
     }
 
     /// Whether a difference is one of more than times.
@@ -401,6 +407,21 @@ impl Planning<'_> {
     fn step(&mut self, at: &Bytes, action: Action) {
         let at = at.clone();
         self.plan.steps.push(MergeStep { at, action });
+    }
+
+    /// Tells the budget of the steps that came.
+    fn hold_steps(&mut self) -> Result<()> {
+        let steps = &self.plan.steps[self.held_steps..];
+        let bytes = |step: &MergeStep| STEP_BYTES + 16 * step.at.len() + step.value_bytes();
+        let bytes = steps.iter().map(bytes).sum::<usize>() as u64;
+        self.held_steps = self.plan.steps.len();
+        if self.held_steps > STEPS_MAX {
+            return Err(Error::TooBig);
+        }
+        match self.held.add(bytes, BUDGET_PART) {
+            true => Ok(()),
+            false => Err(Error::Range),
+        }
     }
 
     /// Notes a conflict, unless a side is favoured. Answers whether the fork's side is taken.

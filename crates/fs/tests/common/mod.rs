@@ -1,10 +1,51 @@
 //! Set-up that tests of the file system have in common.
 #![allow(dead_code, reason = "each test takes a part")]
 
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{Attr, FormatOptions, Ino, Kind, NewInode, OpenOptions, Volume};
+
+/// A device that takes a number of changes and then none.
+pub struct Mortal {
+    pub medium: Arc<dyn Device>,
+    pub left: AtomicI64,
+}
+
+impl Mortal {
+    fn change(&self) -> io::Result<()> {
+        match self.left.fetch_sub(1, Ordering::Relaxed) {
+            1.. => Ok(()),
+            _ => Err(io::Error::other("dead")),
+        }
+    }
+}
+
+impl Device for Mortal {
+    fn len_bytes(&self) -> u64 {
+        self.medium.len_bytes()
+    }
+
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.medium.read_at(addr, buf)
+    }
+
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        self.change()?;
+        self.medium.write_at(addr, buf)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.change()?;
+        self.medium.sync()
+    }
+
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        self.medium.discard(addr, len_bytes)
+    }
+}
 
 /// Opens the volume on a device.
 pub fn open(device: &Arc<dyn Device>) -> Arc<Volume> {

@@ -12,7 +12,7 @@ use ramet_fs::control::{
 use ramet_fs::{
     Caller, Capabilities, CloneMode, ControlState, Error, ForkReply, ForkRequest, Ino,
     Invalidation, MergeRequest, NewFork, Result, SendRequest, SnapshotReply, SnapshotRequest,
-    StageRequest, Volume, answer_forks, answer_snapshots, copy_base, merge_fork,
+    StageRequest, Volume, answer_forks, answer_snapshots, copy_base,
 };
 
 use rustix::io::Errno;
@@ -170,6 +170,10 @@ impl Call {
             Self::Scrub(request) => (request.session, request.flags & SCRUB_START != 0),
             Self::Snapshot(SnapshotRequest::Diff { session, .. }) => (*session, true),
             Self::Send(request) => request.session(),
+            Self::Fork(ForkRequest::Merge(request)) if request.dry_run => {
+                // It tells names that this user may know.
+                return Some(((caller.uid, request.session), request.first == 0));
+            }
             _ => return None,
         };
         owns_volume(caller).ok()?;
@@ -234,7 +238,7 @@ impl Call {
             }
             Self::Stage(_) => return Err(Error::Unsupported),
             Self::Fork(request) => {
-                (stale, data) = fork_reply(volume, tokens, (dir, request), caller)?;
+                (stale, data) = fork_reply(volume, tokens, (dir, state, request), caller)?;
             }
             Self::Send(request) => {
                 owns_volume(caller)?;
@@ -273,7 +277,7 @@ fn grow(volume: &Volume, caller: &Caller, bytes: u64) -> Result<()> {
 fn fork_reply(
     volume: &Volume,
     tokens: &CloneTokens,
-    (dir, request): (Ino, &ForkRequest),
+    (dir, state, request): (Ino, Option<&ControlState>, &ForkRequest),
     caller: &Caller,
 ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
     let (mut stale, mut reply) = (Vec::new(), ForkReply::default());
@@ -305,11 +309,9 @@ fn fork_reply(
         }
         ForkRequest::Merge(request) => {
             let fork = tokens.redeem(caller, request.fork)?;
-            let both = (trees, volume.controls().forks());
-            let options = request.options()?;
-            let mut merged = merge_fork(both, caller, (fork.ino, dir), &options)?;
-            stale = std::mem::take(&mut merged.stale);
-            reply.merge = Some(request.answer(&merged));
+            let (tops, request) = ((fork.ino, dir), (state, request));
+            let (told, after) = volume.controls().merge(trees, caller, tops, request)?;
+            (reply.merge, stale) = (Some(told), after);
         }
         request => {
             let forks = volume.controls().forks();
