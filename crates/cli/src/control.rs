@@ -286,6 +286,27 @@ pub fn clone(args: &args::Clone) -> Outcome {
     clone_seen((&args.src, &source), &target, args.replace)
 }
 
+/// Calls `make` with a source, and with the object that stands at its path then, if another process
+/// has put it there by a rename meanwhile: at each moment there was one to copy.
+pub fn with_source<T>(
+    (src, first): (&Path, &Seen),
+    mut make: impl FnMut(&Seen) -> Outcome<T>,
+) -> Outcome<T> {
+    let mut later = None;
+    for _ in 1..SOURCES_MAX {
+        let source = later.as_ref().unwrap_or(first);
+        let failure = match make(source) {
+            Err(failure) => failure,
+            made => return made,
+        };
+        later = match Seen::at(src) {
+            Ok(now) if !is_same(&now.stat, &source.stat) => Some(now),
+            _ => return Err(failure),
+        };
+    }
+    make(later.as_ref().unwrap_or(first))
+}
+
 /// Refuses a source and a target that are not on one mount, with the reason.
 pub fn must_share_mount((src, source): (&Path, &Seen), target: &Target) -> Outcome {
     if target.is_on_mount_of(source)? {
@@ -304,7 +325,14 @@ pub fn must_share_mount((src, source): (&Path, &Seen), target: &Target) -> Outco
 }
 
 /// Clones an object to a target on the same mount.
-pub fn clone_seen((src, source): (&Path, &Seen), target: &Target, is_replacing: bool) -> Outcome {
+pub fn clone_seen(source: (&Path, &Seen), target: &Target, is_replacing: bool) -> Outcome {
+    let src = source.0;
+    with_source(source, |source| {
+        clone_once((src, source), target, is_replacing)
+    })
+}
+
+fn clone_once((src, source): (&Path, &Seen), target: &Target, is_replacing: bool) -> Outcome {
     refuse_if_read_only(&target.root, &target.path)?;
     if is_replacing {
         if source.is_entry(target) {
@@ -352,6 +380,8 @@ pub fn clone_refusal((src, source): (&Path, &Seen), target: &Target, e: Errno) -
     refused.why(geteuid().as_raw(), e)
 }
 
+/// Objects at the path of a source that are tried, at most.
+const SOURCES_MAX: usize = 16;
 pub const SAME: &str = "is the source itself";
 /// The reason of a refusal that is not for want of ownership.
 const PROTECTED: &str = "it, its directory or something below it is immutable or append-only \
@@ -446,7 +476,14 @@ pub struct Seen {
 impl Seen {
     /// The object at `path`; at a symbolic link, the link itself, unless a slash ends the path.
     pub fn at(path: &Path) -> Outcome<Seen> {
-        Seen::of(resolve::place(path)?).map_err(|e| Failure::system(path, e))
+        let mut looks = 1;
+        loop {
+            match Seen::of(resolve::place(path)?) {
+                // Another process put another object in its place.
+                Err(Errno::STALE) if looks < SOURCES_MAX => looks += 1,
+                seen => return seen.map_err(|e| Failure::system(path, e)),
+            }
+        }
     }
 
     /// The object of an entry.

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::args;
 use crate::control::{
     Root, Seen, Target, clone_refusal, ends_with_slash, mounted, must_share_mount,
-    refuse_if_mounted_on, refuse_if_read_only, removal_refusal,
+    refuse_if_mounted_on, refuse_if_read_only, removal_refusal, with_source,
 };
 use crate::failure::{Failure, Outcome, status};
 use crate::in_use::{self, Users};
@@ -107,29 +107,36 @@ impl<'a> Forking<'a> {
             name: name.to_owned(),
             path: self.target.path.with_file_name(name),
         };
+        let source = (self.of.path, &self.source);
+        if !with_source(source, |source| self.make_of(source, &target))? {
+            return Ok(None);
+        }
+        let renumbered = settle(&repository::New {
+            src: &self.src,
+            path: &target.path,
+            stands_at: self.of.stands_at.as_deref(),
+            root: &target.root,
+            name,
+            is_moved: self.of.is_moved,
+        });
+        Ok(Some(Made {
+            path: target.path,
+            renumbered,
+        }))
+    }
+
+    /// Makes the fork `target` of `source`, unless that name is taken. Tells whether it did.
+    fn make_of(&self, source: &Seen, target: &Target) -> Outcome<bool> {
         let request = ForkRequest::Make {
-            source: self.source.token(self.of.path)?,
-            name: name.as_bytes().to_vec(),
+            source: source.token(self.of.path)?,
+            name: target.name.as_bytes().to_vec(),
             note: self.of.note.to_owned(),
             base: self.of.has_base,
         };
         match target.root.ask_forks(&request) {
-            Ok(_) => {
-                let renumbered = settle(&repository::New {
-                    src: &self.src,
-                    path: &target.path,
-                    stands_at: self.of.stands_at.as_deref(),
-                    root: &target.root,
-                    name,
-                    is_moved: self.of.is_moved,
-                });
-                Ok(Some(Made {
-                    path: target.path,
-                    renumbered,
-                }))
-            }
-            Err(Errno::EXIST) => Ok(None),
-            Err(e) => Err(clone_refusal((self.of.path, &self.source), &target, e)),
+            Ok(_) => Ok(true),
+            Err(Errno::EXIST) => Ok(false),
+            Err(e) => Err(clone_refusal((self.of.path, source), target, e)),
         }
     }
 

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use crate::args::Grow;
 use crate::budget::{budget, within};
-use crate::control::{Root, mounted};
+use crate::control::{Root, mounted, refuse_if_read_only};
 use crate::failure::{Failure, Outcome};
 use crate::mounts;
 use crate::output::say;
@@ -39,6 +39,7 @@ pub fn run(args: &Grow) -> Outcome {
 fn grow_mounted(dir: &Path, size: Option<Size>) -> Outcome {
     let root = Root::open_dir(dir).map_err(|e| Failure::system(dir, e))?;
     let before = root.daemon().map_err(|e| mounted(dir, e))?.device_bytes;
+    refuse_if_read_only(&root, dir)?;
     let bytes = match size {
         Some(size) => size.bytes(),
         None => whole(&volume_of(dir, &root)?)?,

@@ -41,6 +41,7 @@ pub fn complain(why: impl fmt::Display) {
 
 /// The same under another name of this program.
 pub fn complain_as(name: &str, why: impl fmt::Display) {
-    // A closed standard error leaves no place for an error message.
-    let _ = writeln!(io::stderr(), "{name}: {why}");
+    // One write, so that lines of several commands stay whole. A closed standard error leaves no
+    // place for an error message.
+    let _ = io::stderr().write_all(format!("{name}: {why}\n").as_bytes());
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::args::{Snapshot, SnapshotRollback, SnapshotVerb};
 use crate::budget::{budget, within};
-use crate::control::{Root, here, mounted};
+use crate::control::{Root, here, mounted, refuse_if_read_only};
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
 use crate::owner;
@@ -37,6 +37,14 @@ impl Place {
     /// The mount of `dir`, or the one that a command without a directory means.
     fn of(dir: Option<&Path>) -> Outcome<Place> {
         dir.map_or_else(|| Place::at(&here()), Place::at)
+    }
+
+    /// The same for a change. A mount that is read-only takes none, as a bind mount of a part of the
+    /// volume may be.
+    fn to_change(dir: Option<&Path>) -> Outcome<Place> {
+        let place = Place::of(dir)?;
+        refuse_if_read_only(&place.root, &place.dir)?;
+        Ok(place)
     }
 
     fn ask(&self, request: &SnapshotRequest) -> Answer<SnapshotReply> {
@@ -102,7 +110,7 @@ pub fn run(args: &Snapshot) -> Outcome {
         SnapshotVerb::Rm(args) => {
             let (dir, name) = dir_and_name(&args.words)?;
             // A snapshot of one's own volume is not removed from elsewhere.
-            let place = Place::at(dir.unwrap_or(Path::new(".")))?;
+            let place = Place::to_change(Some(dir.unwrap_or(Path::new("."))))?;
             let request = SnapshotRequest::Remove { name: name.into() };
             place.ask_about(name, &request)?;
             if args.json {
@@ -117,7 +125,7 @@ pub fn run(args: &Snapshot) -> Outcome {
 
 fn create(words: &[String], as_json: bool) -> Outcome {
     let (dir, name) = dir_and_name(words)?;
-    let place = Place::of(dir)?;
+    let place = Place::to_change(dir)?;
     // Asks first, so that the kernel does not write back another file system as a whole.
     let root = &place.root;
     root.stats_json().map_err(|e| mounted(&place.dir, e))?;
@@ -200,7 +208,10 @@ fn policy(words: &[String], as_json: bool) -> Outcome {
     if let Some(text) = set {
         text.parse::<Policy>().map_err(Failure::new_from)?;
     }
-    let place = Place::of(dir)?;
+    let place = match set {
+        Some(_) => Place::to_change(dir)?,
+        None => Place::of(dir)?,
+    };
     let request = SnapshotRequest::Policy { set: set.cloned() };
     let reply = place.ask(&request).map_err(|e| match e {
         Errno::PERM => Failure::at(

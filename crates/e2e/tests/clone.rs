@@ -241,3 +241,37 @@ fn rm_goes_on_behind_a_path_that_cannot_be_removed() {
     mount.umount();
     bed.fsck();
 }
+
+/// A path that leads to one template or another at each moment is cloned and forked, as cp copies it.
+#[test]
+fn a_source_that_is_replaced_meanwhile_is_cloned() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let at = |name: &str| mount.root().join(name);
+    for name in ["new", "template"] {
+        fs::create_dir(at(name)).expect("writable");
+        fs::write(at(name).join("file"), "text").expect("writable");
+    }
+    let has_ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !has_ended.load(Ordering::Relaxed) {
+                mount.replace_path(&at("new"), &at("template"));
+            }
+        });
+        for number in 0..40 {
+            let (clone, fork) = (at(&format!("c{number}")), at(&format!("f{number}")));
+            for (verb, made) in [("clone", &clone), ("fork", &fork)] {
+                let out = run(ramet_bin(), &[Path::new(verb), &at("template"), made]);
+                let said = String::from_utf8_lossy(&out.stderr);
+                if !out.status.success() {
+                    has_ended.store(true, Ordering::Relaxed);
+                    panic!("{verb}: {said}");
+                }
+            }
+        }
+        has_ended.store(true, Ordering::Relaxed);
+    });
+    mount.umount();
+    bed.fsck();
+}

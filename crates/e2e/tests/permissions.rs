@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use ramet_e2e::{Bed, Ext4, ramet_bin, run_ok};
+use ramet_e2e::{Bed, Ext4, done, ramet_bin, run_ok, text};
 
 /// The rules of `docs/permissions.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -137,18 +137,26 @@ fn read_only_bind_mounts_are_not_cloned_into() {
         "mount",
         &["-o".as_ref(), "remount,bind,ro".as_ref(), bound.as_os_str()],
     );
+    done(&["snapshot", "create", text(mount.root()), "before"]);
     let (tree, copy) = (bound.join("tree"), bound.join("copy"));
+    let (bind, tree, copy) = (text(&bound), text(&tree), text(&copy));
     for args in [
-        vec!["clone".as_ref(), tree.as_os_str(), copy.as_os_str()],
-        vec!["rm".as_ref(), tree.as_os_str()],
+        &["clone", tree, copy][..],
+        &["rm", tree],
+        &["fork", tree],
+        &["snapshot", "create", bind, "more"],
+        &["snapshot", "rm", bind, "before"],
+        &["snapshot", "policy", bind, "hourly=3"],
+        &["grow", "--size", "2G", bind],
     ] {
         let out = ramet_e2e::run(ramet_bin(), &args);
         let said = String::from_utf8_lossy(&out.stderr);
         assert!(
             !out.status.success() && said.contains("read-only"),
-            "{said}"
+            "{args:?}: {said}"
         );
     }
+    assert!(done(&["snapshot", "list", bind]).contains("before"));
     run_ok("umount", &[&bound]);
     mount.clone_path(&dir.join("tree"), &dir.join("copy"));
     mount.umount();
