@@ -11,6 +11,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 
 GET, SET, GET_X, SET_X = 0x80086601, 0x40086602, 0x801C581F, 0x401C5820
 OURS = 0x10 | 0x20 | 0x40 | 0x80
@@ -209,6 +210,13 @@ def main():
         subprocess.run(["chattr", option, path], check=True)
         listed = subprocess.run(["lsattr", path], check=True, capture_output=True, text=True)
         print(option, [letter for letter in "iaAd" if letter in listed.stdout.split()[0]])
+    # A change of flags is a change of the file, and its status tells that.
+    for changed in [path, base + "/empty"]:
+        for bits in [0x80, 0xC0, 0]:
+            before = os.stat(changed).st_ctime_ns
+            time.sleep(0.05)
+            set_flags(changed, bits)
+            print(hex(bits), "changed", os.stat(changed).st_ctime_ns > before)
     # An ordinary user who owns a file sets flags, but does not protect it.
     os.chown(path, 1234, 1234)
     os.chmod(base, 0o777)

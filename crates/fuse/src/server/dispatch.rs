@@ -9,6 +9,7 @@ use std::sync::Arc;
 use ramet_fs::{Ino, Kind, SetAttr, Volume};
 use rustix::io::Errno;
 
+use crate::cache::notify::Kernel;
 use crate::protocol::abi::opcode;
 use crate::protocol::negotiate::{NEVER_AGAIN, created_handle};
 use crate::protocol::{Answer, FileHandle, Header, Reply, Request, Setattr};
@@ -30,7 +31,11 @@ pub(crate) enum AfterWriteBack {
     /// LSEEK to data or to a hole.
     Seek { node: Ino, offset: u64, whence: u32 },
     /// IOCTL that protects a file, whose pages could not be written back afterwards.
-    Protect { node: Ino, call: FlagCall },
+    Protect {
+        node: Ino,
+        call: FlagCall,
+        kernel: Kernel,
+    },
     /// IOCTL that shuts the volume down. The address is that of its value.
     Shutdown {
         node: Ino,
@@ -64,8 +69,8 @@ impl AfterWriteBack {
                 offset,
                 whence,
             } => seek(volume, *node, *offset, *whence).map(Reply::offset),
-            Self::Protect { node, call } => {
-                return Reply::of_ioctl(call.run(volume, *node), 0);
+            Self::Protect { node, call, kernel } => {
+                return Reply::of_ioctl(call.run(volume, kernel, *node), 0);
             }
             Self::Shutdown {
                 requester,
@@ -173,7 +178,11 @@ impl Server {
             &Request::Ioctl { number, data, .. } => {
                 let call = FlagCall::decode(number, data)?.ok()?;
                 let waits = call.protects() && self.files.pages.is_mapped(node);
-                waits.then_some(AfterWriteBack::Protect { node, call })
+                waits.then(|| AfterWriteBack::Protect {
+                    node,
+                    call,
+                    kernel: self.files.kernel.clone(),
+                })
             }
             _ => None,
         }

@@ -12,9 +12,10 @@
 //! | FS_IOC_GETFSLABEL | label of the volume, 256 bytes that zeros fill up |
 //! | FS_IOC_FSGETXATTR, FS_IOC_FSSETXATTR | `struct fsxattr`: flags `FS_XFLAG_*`, hints about extents, project, each u32; 8 reserved bytes |
 
-use ramet_fs::{FileFlags, Ino, Volume};
+use ramet_fs::{FileFlags, Ino, Invalidation, Volume};
 use rustix::io::Errno;
 
+use crate::cache::notify::Kernel;
 use crate::protocol::{Answer, answer};
 
 const GET_FLAGS: u32 = 0x8008_6601;
@@ -109,16 +110,26 @@ impl FlagCall {
         matches!(self, Self::Set(flags) if flags.immutable || flags.append_only)
     }
 
-    /// Carries the call out, and answers its data.
+    /// Carries the call out, and answers its data. The kernel hears of a new time of change.
     ///
     /// # Errors
     /// The errno of the call.
-    pub(crate) fn run(&self, volume: &Volume, node: Ino) -> Answer<Vec<u8>> {
+    pub(crate) fn run(&self, volume: &Volume, kernel: &Kernel, node: Ino) -> Answer<Vec<u8>> {
+        let Self::Set(flags) = *self else {
+            return self.tell(volume, node);
+        };
+        answer(volume.attributes().set_flags(node, flags))?;
+        kernel.invalidate_attributes(&[Invalidation::Attributes(node)]);
+        Ok(Vec::new())
+    }
+
+    /// The data of a call that changes nothing.
+    ///
+    /// # Errors
+    /// `EROFS` for another call, and the errno of the call.
+    pub(crate) fn tell(&self, volume: &Volume, node: Ino) -> Answer<Vec<u8>> {
         match *self {
-            Self::Set(flags) => {
-                answer(volume.attributes().set_flags(node, flags))?;
-                Ok(Vec::new())
-            }
+            Self::Set(_) => Err(Errno::ROFS),
             Self::GetGeneration => {
                 let generation = answer(volume.attributes().getattr(node))?.generation;
                 // The kernel keeps 32 bits of it.

@@ -236,7 +236,9 @@ impl Server {
         }
         if let Some(call) = FlagCall::decode(number, data) {
             self.count(header.opcode);
-            return Some(call.and_then(|call| call.run(&self.volume, header.node)));
+            return Some(
+                call.and_then(|call| call.run(&self.volume, &self.files.kernel, header.node)),
+            );
         }
         self.fence(header, (number, data))
     }

@@ -708,10 +708,10 @@ impl View {
                 data,
                 out_bytes,
                 ..
-            } => match FlagCall::decode(number, data).ok_or(UNKNOWN)?? {
-                FlagCall::Set(_) => Err(Errno::ROFS),
-                call => Ok(Reply::of_ioctl(call.run(&self.volume, node), out_bytes)),
-            },
+            } => {
+                let call = FlagCall::decode(number, data).ok_or(UNKNOWN)??;
+                Ok(Reply::of_ioctl(call.tell(&self.volume, node), out_bytes))
+            }
             Request::Fsync { .. } | Request::Fsyncdir { .. } | Request::Destroy => {
                 Ok(Reply::done())
             }
