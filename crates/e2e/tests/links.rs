@@ -1,10 +1,12 @@
 //! Hard links on a mount: between clones and their surroundings, and many of them below a tree.
 
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ramet_e2e::{Bed, Mount};
+use ramet_e2e::{Bed, Mount, until};
 
 const TRANSPORTS: [&str; 2] = ["no_io_uring", "io_uring"];
 
@@ -142,5 +144,57 @@ fn counts_of_many_links_are_right_at_once_and_settled_in_the_background() {
             r#"[ "$(stat -c %h store/outside)" = 1 ]; [ "$(cat store/outside)" = 7/777 ]"#,
         );
         assert_eq!(mount.stat()["links_failures"], 0);
+    });
+}
+
+/// Bytes that a removed tree gives back, beside the ones of the files that stay open.
+const LARGE: u64 = 8 << 20;
+
+#[test]
+fn removed_tree_gives_its_space_back_when_its_open_hard_link_is_closed() {
+    let in_one = ("mkdir t; echo x > t/g; ln t/g t/h", "t", "t/g");
+    let in_three = "mkdir -p t/d/e; echo x > t/d/e/g; ln t/d/e/g out; ln t/d/e/g t/h";
+    let cloned = "mkdir -p s/d; echo x > s/d/g; ln s/d/g s/h";
+    for (made, gone, name) in [in_one, (in_three, "t", "t/d/e/g"), (cloned, "c", "c/d/g")] {
+        for_each_transport(|mount| {
+            let root = mount.root();
+            sh(root, made);
+            if gone == "c" {
+                mount.clone_path(&root.join("s"), &root.join("c"));
+            }
+            let tree = root.join(gone);
+            let script = "head -c 8M /dev/urandom > big; find . | xargs stat > /dev/null";
+            sh(&tree, script);
+            let before = mount.allocated_settled();
+            let open = File::open(root.join(name)).expect("a file");
+            mount.remove(&tree);
+            drop(open);
+            until("the space of a removed tree comes back", || {
+                mount.allocated_settled() + LARGE / 2 < before
+            });
+        });
+    }
+}
+
+#[test]
+fn removed_trees_leave_open_hard_links_without_names() {
+    for_each_transport(|mount| {
+        let root = mount.root();
+        let script = "mkdir -p s/t n; echo x > s/a; ln s/a s/b; echo y > s/t/g; ln s/t/g s/l";
+        sh(root, script);
+        // Clones of a directory with all names, with one of two, and below another directory.
+        for (source, clone, name, gone) in [
+            ("s", "c", "c/a", "c"),
+            ("s/t", "d", "d/g", "d"),
+            ("s", "n/c", "n/c/a", "n"),
+        ] {
+            mount.clone_path(&root.join(source), &root.join(clone));
+            let open = File::open(root.join(name)).expect("a file");
+            assert!(open.metadata().expect("a status").nlink() > 0);
+            mount.remove(&root.join(gone));
+            until("an open file of a removed tree has no name", || {
+                open.metadata().expect("a status").nlink() == 0
+            });
+        }
     });
 }

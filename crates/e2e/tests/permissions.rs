@@ -149,7 +149,7 @@ fn read_only_bind_mounts_are_not_cloned_into() {
         &["snapshot", "policy", bind, "hourly=3"],
         &["grow", "--size", "2G", bind],
     ] {
-        let out = ramet_e2e::run(ramet_bin(), &args);
+        let out = ramet_e2e::run(ramet_bin(), args);
         let said = String::from_utf8_lossy(&out.stderr);
         assert!(
             !out.status.success() && said.contains("read-only"),

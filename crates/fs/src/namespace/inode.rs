@@ -215,7 +215,7 @@ pub(crate) struct Inode {
     /// held for writing.
     pub(crate) is_joining: AtomicBool,
     /// Of a clone root: whether there may be link entries below it, once the tree was asked.
-    /// Changes with the links held.
+    /// Changes with the links held, and becomes true when a shared inode comes to the memory.
     pub(crate) has_links: Mutex<Option<bool>>,
     /// Of a clone root: its notes, once they were asked for. Changes with the links held.
     pub(crate) notes: Mutex<Option<Box<KnownNotes>>>,
@@ -970,6 +970,23 @@ impl Table {
                 .collect();
             drop(shard);
             drop((held, compact));
+        }
+    }
+}
+
+/// Calls `each` with clone root and number of all shared inodes in memory.
+pub(super) fn each_shared(table: &Table, mut each: impl FnMut(&Arc<Inode>, Ino)) {
+    for shard in &table.shards {
+        let all: Vec<_> = {
+            let shard = shard.lock();
+            let all = shard.slots.values().filter_map(|seat| seat.inode.upgrade());
+            all.collect()
+        };
+        for inode in all {
+            let location = inode.location.read().clone();
+            if let Location::Shared { root, .. } = location {
+                each(&root, inode.ino);
+            }
         }
     }
 }

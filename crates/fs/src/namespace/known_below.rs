@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::format::ino::Ino;
-use crate::namespace::inode::{Inode, Location, Table, each_named};
+use crate::namespace::inode::{Inode, Location, Table, each_named, each_shared};
 
 /// A name that the kernel knows. The number of its directory is not given to another one as long as
 /// this lives.
@@ -52,6 +52,21 @@ impl Depths<'_> {
         }
         depth
     }
+}
+
+/// The numbers of the shared inodes in memory whose clone root is `top` or lies below.
+pub(crate) fn shared_below(table: &Table, top: &Arc<Inode>) -> Vec<Ino> {
+    if Arc::strong_count(top) <= 2 {
+        return Vec::new();
+    }
+    let known = HashMap::new();
+    let (mut depths, mut found) = (Depths { top, known }, Vec::new());
+    each_shared(table, |root, ino| {
+        if depths.of(root).is_some() {
+            found.push(ino);
+        }
+    });
+    found
 }
 
 /// The names of the inodes in memory below the directory `top`, from the bottom up. Those of

@@ -344,6 +344,7 @@ impl Namespace {
             return Err(missing());
         };
         let identity = self.numbers.identity(&view.root, &record)?;
+        *view.root.has_links.lock() = Some(true);
         let location = || Location::Shared {
             root: Arc::clone(&view.root),
             link,

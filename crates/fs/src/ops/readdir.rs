@@ -26,7 +26,7 @@ use crate::format::record::{DeletedEntry, Entry, Kind};
 use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Count, Inode};
-use crate::namespace::known_below::{KnownName, known_below};
+use crate::namespace::known_below::{KnownName, known_below, shared_below};
 use crate::namespace::link_counts;
 use crate::namespace::resolve::{Namespace, View};
 use crate::ops::cookies::{AFTER_DOT, AFTER_DOTS, Bound, place};
@@ -254,6 +254,45 @@ impl Directories {
         table
             .get(top)
             .map_or_else(Vec::new, |top| known_below(table, &top))
+    }
+
+    /// The numbers of files with several names, all of them below the directory `top`, that the
+    /// caller may have references to.
+    #[must_use]
+    pub fn shared_below(&self, top: Ino) -> Vec<Ino> {
+        let table = &self.namespace.table;
+        table
+            .get(top)
+            .map_or_else(Vec::new, |top| shared_below(table, &top))
+    }
+
+    /// Calls `each` with the names of hard links in a directory that the caller has a reference to,
+    /// also in one that was removed, until the answer is false.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub fn each_link(&self, dir: Ino, mut each: impl FnMut(&[u8]) -> bool) -> Result<()> {
+        let table = &self.namespace.table;
+        let (above, name) = match (table.get(dir), table.compact_at(dir)) {
+            (Some(dir), _) => (dir, None),
+            (None, Some((parent, name))) => (parent, Some(name)),
+            (None, None) => return Ok(()),
+        };
+        let path = match self.namespace.topology.read().kept_dir_path(&above) {
+            Err(Error::Stale) => return Ok(()),
+            path => path?.path,
+        };
+        let path = name.map_or(path.clone(), |name| keys::child(&path, &name));
+        let entries = keys::entries(&path);
+        let hi = successor_of_prefix(&entries);
+        let mut scan = self.namespace.tree.scan(&entries, hi.as_deref());
+        while scan.advance()? {
+            let is_link = matches!(Entry::decode(&scan.value_bytes())?, Entry::Link(_));
+            if is_link && !each(&scan.key()[entries.len()..]) {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -324,6 +324,12 @@ pub(super) fn invalidations(
     } else {
         Invalidation::Attributes(ino)
     });
+    let root = &victim.inode;
+    let has_links = root.is_clone_root() && *root.has_links.lock() == Some(true);
+    if has_links && namespace.table.len() <= LISTED_AT_ONCE {
+        let all = namespace.table.uncounted(root, u64::MAX).into_iter();
+        stale.extend(all.map(|(_, ino)| Invalidation::Attributes(ino)));
+    }
     if let Some(links) = &victim.links {
         let shared = links.inodes().map(|inode| inode.ino);
         stale.extend(shared.map(Invalidation::Attributes));

@@ -132,12 +132,14 @@ impl Kernel {
 
     /// Tells the kernel that `name` in `dir`, which led to `child`, was deleted. The watchers of
     /// `child` hear of it. Waits for the locks of both. A name that the kernel does not know is no
-    /// error, and neither is a directory with entries that are in use.
-    pub(crate) fn delete(&self, dir: Ino, child: Ino, name: &[u8]) {
+    /// error. Tells whether the kernel keeps the child, a directory with entries that are in use.
+    pub(crate) fn delete(&self, dir: Ino, child: Ino, name: &[u8]) -> bool {
         let deleted = Notification::delete(dir, child, name);
-        if let Err(error) = self.send(&deleted, &[name, &[0]]) {
+        let told = self.send(&deleted, &[name, &[0]]);
+        if let Err(error) = &told {
             tracing::debug!(%error, ?child, "the kernel keeps an entry of a tree that went");
         }
+        told.is_err()
     }
 
     /// Has the kernel drop the listing of a directory, behind a barrier (`cache/kept_listings.rs`).

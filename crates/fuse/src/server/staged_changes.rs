@@ -806,15 +806,33 @@ impl Shared {
                     if has_ended() {
                         break;
                     }
-                    shared.kernel.delete(known.dir, known.ino, &known.name);
+                    if shared.kernel.delete(known.dir, known.ino, &known.name) {
+                        shared.drop_links(known.ino);
+                    }
                 }
+                let numbers = shared.volume.directories().shared_below(top);
+                let stale: Vec<_> = numbers.into_iter().map(Invalidation::Attributes).collect();
+                shared.kernel.invalidate_attributes(&stale);
             }
-            if !has_ended() {
-                shared.kernel.delete(Ino(node), top, STAGED_NAME.as_bytes());
+            if !has_ended() && shared.kernel.delete(Ino(node), top, STAGED_NAME.as_bytes()) {
+                shared.drop_links(top);
             }
             drop(victim);
             take_one(&mut shared.changes.lock().untold, user);
         });
+    }
+
+    /// Has the kernel drop the names of hard links in a directory that went. The kernel would keep the
+    /// name of a file that is open, and with it the directories above, after the file is closed.
+    fn drop_links(&self, dir: Ino) {
+        let each = |name: &[u8]| {
+            let name = name.to_vec();
+            self.kernel.invalidate(&[Invalidation::Entry { dir, name }]);
+            !self.has_ended.load(Ordering::Relaxed)
+        };
+        if let Err(error) = self.volume.directories().each_link(dir, each) {
+            tracing::warn!(%error, ?dir, "the kernel may keep a tree that went");
+        }
     }
 
     fn forget(&self, node: u64, lookups: u64) {
