@@ -4,6 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CLONE_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest,
@@ -292,19 +294,28 @@ pub fn with_source<T>(
     (src, first): (&Path, &Seen),
     mut make: impl FnMut(&Seen) -> Outcome<T>,
 ) -> Outcome<T> {
-    let mut later = None;
-    for _ in 1..SOURCES_MAX {
+    let (begin, mut later) = (Instant::now(), None);
+    let mut seen_since = begin;
+    loop {
         let source = later.as_ref().unwrap_or(first);
         let failure = match make(source) {
-            Err(failure) => failure,
+            Err(failure) if begin.elapsed() < SOURCE_PATIENCE => failure,
             made => return made,
         };
-        later = match Seen::at(src) {
-            Ok(now) if !is_same(&now.stat, &source.stat) => Some(now),
-            _ => return Err(failure),
+        let now = match Seen::at(src) {
+            Ok(now) => now,
+            Err(_) => return Err(failure),
         };
+        if !is_same(&now.stat, &source.stat) {
+            seen_since = Instant::now();
+        } else if failure.is_stale && seen_since.elapsed() < SHOWN_STILL {
+            // The kernel shows the object that was replaced for a moment.
+            thread::sleep(Duration::from_millis(1));
+        } else {
+            return Err(failure);
+        }
+        later = Some(now);
     }
-    make(later.as_ref().unwrap_or(first))
 }
 
 /// Refuses a source and a target that are not on one mount, with the reason.
@@ -380,8 +391,10 @@ pub fn clone_refusal((src, source): (&Path, &Seen), target: &Target, e: Errno) -
     refused.why(geteuid().as_raw(), e)
 }
 
-/// Objects at the path of a source that are tried, at most.
-const SOURCES_MAX: usize = 16;
+/// How long a source is looked up again that other processes replace.
+const SOURCE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the kernel may show an object that was replaced.
+const SHOWN_STILL: Duration = Duration::from_secs(1);
 pub const SAME: &str = "is the source itself";
 /// The reason of a refusal that is not for want of ownership.
 const PROTECTED: &str = "it, its directory or something below it is immutable or append-only \
@@ -476,11 +489,11 @@ pub struct Seen {
 impl Seen {
     /// The object at `path`; at a symbolic link, the link itself, unless a slash ends the path.
     pub fn at(path: &Path) -> Outcome<Seen> {
-        let mut looks = 1;
+        let begin = Instant::now();
         loop {
             match Seen::of(resolve::place(path)?) {
                 // Another process put another object in its place.
-                Err(Errno::STALE) if looks < SOURCES_MAX => looks += 1,
+                Err(Errno::STALE) if begin.elapsed() < SOURCE_PATIENCE => {}
                 seen => return seen.map_err(|e| Failure::system(path, e)),
             }
         }

@@ -22,6 +22,8 @@ pub mod status {
 pub struct Failure {
     message: String,
     pub status: u8,
+    /// Whether an object was not any more the one that a path had led to.
+    pub is_stale: bool,
 }
 
 pub type Outcome<T = ()> = Result<T, Failure>;
@@ -31,6 +33,7 @@ impl Failure {
         Failure {
             message: message.into(),
             status: status::FAILED,
+            is_stale: false,
         }
     }
 
@@ -71,7 +74,11 @@ impl Failure {
 
     /// `path: why` for an error of the system.
     pub fn system(path: &Path, error: impl Into<std::io::Error>) -> Failure {
-        Failure::at(path, reason(&error.into()))
+        let error = error.into();
+        Failure {
+            is_stale: Errno::from_io_error(&error) == Some(Errno::STALE),
+            ..Failure::at(path, reason(&error))
+        }
     }
 }
 

@@ -71,7 +71,7 @@ fn snapshots_are_made_told_mounted_and_removed() {
             assert_eq!(error.raw_os_error(), Some(30), "{error}");
         }
         let made = refused(&["snapshot", "create", &root, "three"]);
-        assert!(made.contains("reading only"), "{made}");
+        assert!(made.contains("read-only"), "{made}");
         shown.umount();
         let mount = bed.mount(&["-o", transport]);
         assert_eq!(fs::read_to_string(&file).expect("it is there"), "later");
