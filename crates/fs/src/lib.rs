@@ -73,7 +73,7 @@ pub use format::stream::{
     encode_stream_head,
 };
 pub use namespace::attr::Attr;
-pub use namespace::known_below::KnownName;
+pub use namespace::known_below::{KnownBelow, KnownName};
 pub use ops::access::{Caller, Capabilities, Credentials, NOBODY, Writer};
 pub use ops::attr::{Attributes, SetAttr, SetTime};
 pub use ops::clone::CloneMode;

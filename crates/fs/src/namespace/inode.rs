@@ -517,6 +517,12 @@ impl Shard {
         (found, looked_at)
     }
 
+    /// The inodes that are not compact.
+    fn whole(&self) -> Vec<Arc<Inode>> {
+        let all = self.slots.values().filter_map(|seat| seat.inode.upgrade());
+        all.collect()
+    }
+
     /// Up to `count` inodes that the kernel remembers and nobody uses: compact ones, and some that
     /// cannot be compact because they have several names.
     fn forgettable(&mut self, count: usize) -> Vec<Ino> {
@@ -894,11 +900,7 @@ impl Table {
     pub(crate) fn uncounted(&self, root: &Arc<Inode>, last: u64) -> Vec<(u64, Ino)> {
         let mut found = Vec::new();
         for shard in &self.shards {
-            let all: Vec<_> = {
-                let shard = shard.lock();
-                let all = shard.slots.values().filter_map(|seat| seat.inode.upgrade());
-                all.collect()
-            };
+            let all = shard.lock().whole();
             for inode in all {
                 let link = match &*inode.location.read() {
                     Location::Shared {
@@ -974,43 +976,35 @@ impl Table {
     }
 }
 
-/// Calls `each` with clone root and number of all shared inodes in memory.
-pub(super) fn each_shared(table: &Table, mut each: impl FnMut(&Arc<Inode>, Ino)) {
-    for shard in &table.shards {
-        let all: Vec<_> = {
-            let shard = shard.lock();
-            let all = shard.slots.values().filter_map(|seat| seat.inode.upgrade());
-            all.collect()
-        };
-        for inode in all {
-            let location = inode.location.read().clone();
-            if let Location::Shared { root, .. } = location {
-                each(&root, inode.ino);
-            }
-        }
-    }
+/// The place of an inode in memory.
+pub(super) enum Placed<'a> {
+    /// Its only name, in this directory.
+    Name(&'a Arc<Inode>, &'a [u8]),
+    /// It has, or had, several names; its clone root.
+    Shared(&'a Arc<Inode>),
 }
 
-/// Calls `each` with directory, name and number of all inodes in memory that have one name.
-pub(super) fn each_named(table: &Table, mut each: impl FnMut(&Arc<Inode>, &[u8], Ino)) {
+/// Calls `each` with place and number of all inodes in memory that are reached by names.
+pub(super) fn each_placed(table: &Table, mut each: impl FnMut(Placed<'_>, Ino)) {
     for shard in &table.shards {
-        let (whole, compact): (Vec<_>, Vec<_>) = {
+        let (whole, compact): (_, Vec<_>) = {
             let shard = shard.lock();
-            let whole = shard.slots.values().filter_map(|seat| seat.inode.upgrade());
             let compact = shard
                 .compact
                 .iter()
                 .map(|(ino, compact)| (*ino, Arc::clone(&compact.parent), compact.name.clone()));
-            (whole.collect(), compact.collect())
+            (shard.whole(), compact.collect())
         };
         for inode in whole {
             let location = inode.location.read().clone();
-            if let Location::Child { parent, name } = location {
-                each(&parent, &name, inode.ino);
+            match location {
+                Location::Child { parent, name } => each(Placed::Name(&parent, &name), inode.ino),
+                Location::Shared { root, .. } => each(Placed::Shared(&root), inode.ino),
+                _ => {}
             }
         }
         for (ino, parent, name) in compact {
-            each(&parent, &name, Ino(ino));
+            each(Placed::Name(&parent, &name), Ino(ino));
         }
     }
 }

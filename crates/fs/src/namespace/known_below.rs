@@ -1,10 +1,10 @@
-//! The names below a directory that the kernel knows.
+//! The objects below a directory that the kernel knows.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::format::ino::Ino;
-use crate::namespace::inode::{Inode, Location, Table, each_named, each_shared};
+use crate::namespace::inode::{Inode, Location, Placed, Table, each_placed};
 
 /// A name that the kernel knows. The number of its directory is not given to another one as long as
 /// this lives.
@@ -16,6 +16,16 @@ pub struct KnownName {
     /// The object of that name.
     pub ino: Ino,
     _held: Arc<Inode>,
+}
+
+/// The objects below a directory that the kernel knows.
+#[derive(Default)]
+pub struct KnownBelow {
+    /// Their names, from the bottom up. Those of inodes with several names are not among them: the
+    /// table does not have all their names.
+    pub names: Vec<KnownName>,
+    /// The numbers of inodes with several names, all of which lie below.
+    pub shared: Vec<Ino>,
 }
 
 /// Depths of directories below a top; `None` for those elsewhere.
@@ -54,42 +64,30 @@ impl Depths<'_> {
     }
 }
 
-/// The numbers of the shared inodes in memory whose clone root is `top` or lies below.
-pub(crate) fn shared_below(table: &Table, top: &Arc<Inode>) -> Vec<Ino> {
-    if Arc::strong_count(top) <= 2 {
-        return Vec::new();
-    }
-    let known = HashMap::new();
-    let (mut depths, mut found) = (Depths { top, known }, Vec::new());
-    each_shared(table, |root, ino| {
-        if depths.of(root).is_some() {
-            found.push(ino);
-        }
-    });
-    found
-}
-
-/// The names of the inodes in memory below the directory `top`, from the bottom up. Those of
-/// inodes with several names are not among them: the table does not have all their names.
-pub(crate) fn known_below(table: &Table, top: &Arc<Inode>) -> Vec<KnownName> {
+/// The objects below the directory `top` that are in memory.
+pub(crate) fn known_below(table: &Table, top: &Arc<Inode>) -> KnownBelow {
     // A child holds its directory. The table and the caller hold the top.
     if Arc::strong_count(top) <= 2 {
-        return Vec::new();
+        return KnownBelow::default();
     }
     let known = HashMap::new();
-    let (mut depths, mut found) = (Depths { top, known }, Vec::new());
-    let mut note = |parent: &Arc<Inode>, name: &[u8], ino: Ino| {
-        if let Some(depth) = depths.of(parent) {
-            let known = KnownName {
-                dir: parent.ino,
-                name: name.to_vec(),
-                ino,
-                _held: Arc::clone(parent),
-            };
-            found.push((depth, known));
+    let mut depths = Depths { top, known };
+    let (mut names, mut shared) = (Vec::new(), Vec::new());
+    each_placed(table, |placed, ino| match placed {
+        Placed::Name(parent, name) => {
+            if let Some(depth) = depths.of(parent) {
+                let known = KnownName {
+                    dir: parent.ino,
+                    name: name.to_vec(),
+                    ino,
+                    _held: Arc::clone(parent),
+                };
+                names.push((depth, known));
+            }
         }
-    };
-    each_named(table, |parent, name, ino| note(parent, name, ino));
-    found.sort_by_key(|(depth, _)| std::cmp::Reverse(*depth));
-    found.into_iter().map(|(_, known)| known).collect()
+        Placed::Shared(root) => shared.extend(depths.of(root).map(|_| ino)),
+    });
+    names.sort_by_key(|(depth, _)| std::cmp::Reverse(*depth));
+    let names = names.into_iter().map(|(_, known)| known).collect();
+    KnownBelow { names, shared }
 }

@@ -26,7 +26,7 @@ use crate::format::record::{DeletedEntry, Entry, Kind};
 use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Count, Inode};
-use crate::namespace::known_below::{KnownName, known_below, shared_below};
+use crate::namespace::known_below::{KnownBelow, known_below};
 use crate::namespace::link_counts;
 use crate::namespace::resolve::{Namespace, View};
 use crate::ops::cookies::{AFTER_DOT, AFTER_DOTS, Bound, place};
@@ -246,24 +246,12 @@ impl Directories {
         Ok(())
     }
 
-    /// The names below the directory `top` that the caller may have references to, from the bottom
-    /// up. Names of objects with several names are not told.
+    /// The objects below the directory `top` that the caller may have references to.
     #[must_use]
-    pub fn known_below(&self, top: Ino) -> Vec<KnownName> {
+    pub fn known_below(&self, top: Ino) -> KnownBelow {
         let table = &self.namespace.table;
-        table
-            .get(top)
-            .map_or_else(Vec::new, |top| known_below(table, &top))
-    }
-
-    /// The numbers of files with several names, all of them below the directory `top`, that the
-    /// caller may have references to.
-    #[must_use]
-    pub fn shared_below(&self, top: Ino) -> Vec<Ino> {
-        let table = &self.namespace.table;
-        table
-            .get(top)
-            .map_or_else(Vec::new, |top| shared_below(table, &top))
+        let top = table.get(top);
+        top.map_or_else(KnownBelow::default, |top| known_below(table, &top))
     }
 
     /// Calls `each` with the names of hard links in a directory that the caller has a reference to,

@@ -802,7 +802,8 @@ impl Shared {
             let top = victim.object.ino;
             let has_ended = || shared.has_ended.load(Ordering::Relaxed);
             if victim.is_dir && !has_ended() {
-                for known in shared.volume.directories().known_below(top) {
+                let below = shared.volume.directories().known_below(top);
+                for known in below.names {
                     if has_ended() {
                         break;
                     }
@@ -810,8 +811,8 @@ impl Shared {
                         shared.drop_links(known.ino);
                     }
                 }
-                let numbers = shared.volume.directories().shared_below(top);
-                let stale: Vec<_> = numbers.into_iter().map(Invalidation::Attributes).collect();
+                let stale = below.shared.into_iter().map(Invalidation::Attributes);
+                let stale: Vec<_> = stale.collect();
                 shared.kernel.invalidate_attributes(&stale);
             }
             if !has_ended() && shared.kernel.delete(Ino(node), top, STAGED_NAME.as_bytes()) {
