@@ -6,6 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use common::{check, orphans};
 use ramet_betree::Batch;
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
@@ -75,14 +76,11 @@ impl Fixture {
     }
 
     fn orphans(&self) -> usize {
-        let tree = self.volume.tree();
-        tree.scan(b"\x01\0\x07", Some(b"\x01\0\x08")).count()
-            + tree.scan(b"\x02\0\x07", Some(b"\x02\0\x08")).count()
+        orphans(&self.volume)
     }
 
     fn check(&self) {
-        assert_eq!(self.volume.controls().check().unwrap(), []);
-        assert_eq!(self.volume.tree().verify(&mut |_| {}).unwrap(), [""; 0]);
+        check(&self.volume);
     }
 }
 

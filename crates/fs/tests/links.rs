@@ -4,11 +4,11 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::Mortal;
+use common::{Mortal, find, image_of};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Caller, CloneMode, Error, FormatOptions, Ino, Invalidation, Kind, NewInode, OpenOptions,
@@ -82,14 +82,7 @@ impl Fixture {
     }
 
     fn find(&self, path: &str) -> Ino {
-        let names = path.split('/').filter(|name| !name.is_empty());
-        names.fold(ROOT_INO, |dir, name| {
-            self.volume
-                .names()
-                .lookup(dir, name.as_bytes())
-                .unwrap()
-                .ino
-        })
+        find(&self.volume, path)
     }
 
     fn clone_to(&self, source: &str, dir: &str, name: &str) {
@@ -222,16 +215,11 @@ fn a_clone_may_replace_the_directory_of_its_links() {
 fn a_crash_on_the_way_leaves_notes_or_counts() {
     let fixture = Fixture::with(SOME, manual());
     fixture.volume.close().unwrap();
-    let mut image = vec![0; usize::try_from(fixture.device.len_bytes()).unwrap()];
-    fixture.device.read_at(0, &mut image).unwrap();
+    let image = image_of(&fixture.device);
     let mut done = false;
     for changes in 0.. {
-        let medium: Arc<dyn Device> = Arc::new(MemDevice::new(image.len() as u64));
-        medium.write_at(0, &image).unwrap();
-        let mortal = Arc::new(Mortal {
-            medium: Arc::clone(&medium),
-            left: AtomicI64::new(i64::MAX),
-        });
+        let mortal = Mortal::of(&image);
+        let medium = Arc::clone(&mortal.medium);
         let options = OpenOptions {
             sync_each: true,
             ..manual()
@@ -779,8 +767,7 @@ fn a_crash_in_a_join_of_many_links_is_finished_by_the_next_opener() {
     fixture.clone_to("top", "", "c");
     fixture.settle();
     fixture.volume.close().unwrap();
-    let mut image = vec![0; usize::try_from(fixture.device.len_bytes()).unwrap()];
-    fixture.device.read_at(0, &mut image).unwrap();
+    let image = image_of(&fixture.device);
     // Few names are moved at once.
     let options = OpenOptions {
         sync_each: true,
@@ -794,12 +781,8 @@ fn a_crash_in_a_join_of_many_links_is_finished_by_the_next_opener() {
     };
     let mut parts = 0;
     for changes in 0.. {
-        let medium: Arc<dyn Device> = Arc::new(MemDevice::new(image.len() as u64));
-        medium.write_at(0, &image).unwrap();
-        let mortal: Arc<Mortal> = Arc::new(Mortal {
-            medium: Arc::clone(&medium),
-            left: AtomicI64::new(i64::MAX),
-        });
+        let mortal = Mortal::of(&image);
+        let medium = Arc::clone(&mortal.medium);
         let device: Arc<dyn Device> = mortal.clone();
         let before = open(&device, &options);
         let (file, top) = (before.find("c/store/3"), before.find("top"));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{make, names, variable, volume};
+use common::{find, found, make, make_at, names, place, variable, volume};
 use ramet_fs::{
     Caller, Clash, Error, Favor, Ino, Kind, LeftOut, MergeOptions, MergeParts, Merged, MergedName,
     NewFork, NewInode, ROOT_INO, RenameMode, SetAttr, SetTime, SetXattr, Time, Volume, merge_fork,
@@ -51,26 +51,19 @@ impl Bed {
     }
 
     fn find(&self, path: &str) -> Option<Ino> {
-        path.split('/').try_fold(ROOT_INO, |dir, name| {
-            let found = self.volume.names().lookup(dir, name.as_bytes());
-            found.map(|attr| attr.ino).ok()
-        })
+        found(&self.volume, path)
     }
 
     fn at(&self, path: &str) -> Ino {
-        self.find(path).unwrap_or_else(|| panic!("{path} is there"))
+        find(&self.volume, path)
     }
 
     fn place<'a>(&self, path: &'a str) -> (Ino, &'a [u8]) {
-        match path.rsplit_once('/') {
-            Some((dir, name)) => (self.at(dir), name.as_bytes()),
-            None => (ROOT_INO, path.as_bytes()),
-        }
+        place(&self.volume, path)
     }
 
     fn make(&self, path: &str, kind: Kind) -> Ino {
-        let (dir, name) = self.place(path);
-        make(&self.volume, dir, std::str::from_utf8(name).unwrap(), kind).ino
+        make_at(&self.volume, path, kind)
     }
 
     fn dir(&self, path: &str) {

@@ -5,10 +5,10 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use common::{Mortal, make, names};
+use common::{Mortal, check, find, found, image_of, make, make_at, names, orphans, place};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Caller, Clock, ControlState, Error, Favor, FormatOptions, Ino, Kind, MergeOptions, MergeParts,
@@ -72,27 +72,19 @@ impl Bed {
     }
 
     fn find(&self, path: &str) -> Option<Ino> {
-        let mut names = path.split('/').filter(|name| !name.is_empty());
-        names.try_fold(ROOT_INO, |dir, name| {
-            let found = self.volume.names().lookup(dir, name.as_bytes());
-            found.map(|attr| attr.ino).ok()
-        })
+        found(&self.volume, path)
     }
 
     fn at(&self, path: &str) -> Ino {
-        self.find(path).unwrap_or_else(|| panic!("{path} is there"))
+        find(&self.volume, path)
     }
 
     fn place<'a>(&self, path: &'a str) -> (Ino, &'a [u8]) {
-        match path.rsplit_once('/') {
-            Some((dir, name)) => (self.at(dir), name.as_bytes()),
-            None => (ROOT_INO, path.as_bytes()),
-        }
+        place(&self.volume, path)
     }
 
     fn make(&self, path: &str, kind: Kind) -> Ino {
-        let (dir, name) = self.place(path);
-        make(&self.volume, dir, std::str::from_utf8(name).unwrap(), kind).ino
+        make_at(&self.volume, path, kind)
     }
 
     fn dir(&self, path: &str) {
@@ -204,14 +196,11 @@ impl Bed {
 
     /// Keys of files that no name leads to.
     fn orphans(&self) -> usize {
-        let tree = self.volume.tree();
-        tree.scan(b"\x01\0\x07", Some(b"\x01\0\x08")).count()
-            + tree.scan(b"\x02\0\x07", Some(b"\x02\0\x08")).count()
+        orphans(&self.volume)
     }
 
     fn check(&self) {
-        assert_eq!(self.volume.controls().check().unwrap(), []);
-        assert_eq!(self.volume.tree().verify(&mut |_| {}).unwrap(), [""; 0]);
+        check(&self.volume);
     }
 
     /// A tree at `top` that is forked and changed in all ways. Some files have further names
@@ -588,8 +577,7 @@ fn a_crash_leaves_all_of_a_staged_merge_or_nothing() {
     bed.fill("dst/");
     bed.volume.close().unwrap();
     drop(bed);
-    let mut image = vec![0; usize::try_from(device.len_bytes()).unwrap()];
-    device.read_at(0, &mut image).unwrap();
+    let image = image_of(&device);
     let options = OpenOptions {
         sync_each: true,
         manual: true,
@@ -598,12 +586,8 @@ fn a_crash_leaves_all_of_a_staged_merge_or_nothing() {
     let (mut staged, mut done) = (0, false);
     let mut seen: [Option<BTreeMap<String, String>>; 2] = [None, None];
     for changes in 0.. {
-        let medium: Arc<dyn Device> = Arc::new(MemDevice::new(image.len() as u64));
-        medium.write_at(0, &image).unwrap();
-        let mortal = Arc::new(Mortal {
-            medium: Arc::clone(&medium),
-            left: AtomicI64::new(i64::MAX),
-        });
+        let mortal = Mortal::of(&image);
+        let medium = Arc::clone(&mortal.medium);
         let dying: Arc<dyn Device> = mortal.clone();
         let bed = Bed::open(&dying, options.clone());
         bed.seen("");

@@ -7,7 +7,7 @@ mod streams;
 use std::io;
 use std::sync::Arc;
 
-use common::{make, names, volume};
+use common::{find, make, names, volume};
 use ramet_block::Writer;
 use ramet_fs::{
     Caller, Destination, Found, InVolume, Ino, Kind, NewFork, NewObject, ROOT_INO, ReceiveCounts,
@@ -19,12 +19,6 @@ use streams::{Section, Sent, Stream, Tree, base, receive, receiver, replace, sen
 const ID: StreamId = StreamId([7; 16]);
 /// The stage of that stream.
 const STAGE: &[u8] = b".ramet-receive-07070707070707070707070707070707";
-
-fn find(volume: &Volume, path: &str) -> Ino {
-    path.split('/').fold(ROOT_INO, |dir, name| {
-        volume.names().lookup(dir, name.as_bytes()).unwrap().ino
-    })
-}
 
 fn write(volume: &Volume, dir: Ino, name: &str, bytes: &[u8]) {
     let ino = make(volume, dir, name, Kind::Regular).ino;

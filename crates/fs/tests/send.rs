@@ -6,7 +6,7 @@ mod streams;
 
 use std::sync::Arc;
 
-use common::{make, names, open, volume};
+use common::{find, make, names, open, volume};
 use ramet_block::{Budget, Device, MemDevice, Use};
 use ramet_fs::{
     Caller, CloneMode, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, ReceiveError,
@@ -23,12 +23,6 @@ const ROOT: Caller = Caller {
     groups: Vec::new(),
     capabilities: ramet_fs::Capabilities::ALL,
 };
-
-fn find(volume: &Volume, path: &str) -> Ino {
-    path.split('/').fold(ROOT_INO, |dir, name| {
-        volume.names().lookup(dir, name.as_bytes()).unwrap().ino
-    })
-}
 
 fn write(volume: &Volume, dir: Ino, name: &str, bytes: &[u8]) -> Ino {
     let ino = make(volume, dir, name, Kind::Regular).ino;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use ramet_block::{Device, MemDevice};
-use ramet_fs::{Attr, FormatOptions, Ino, Kind, NewInode, OpenOptions, Volume};
+use ramet_fs::{Attr, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, Volume};
 
 /// A device that takes a number of changes and then none.
 pub struct Mortal {
@@ -15,6 +15,14 @@ pub struct Mortal {
 }
 
 impl Mortal {
+    /// A device with the bytes of `image`, which takes any number of changes so far.
+    pub fn of(image: &[u8]) -> Arc<Self> {
+        let medium: Arc<dyn Device> = Arc::new(MemDevice::new(image.len() as u64));
+        medium.write_at(0, image).expect("it is as long");
+        let left = AtomicI64::new(i64::MAX);
+        Arc::new(Self { medium, left })
+    }
+
     fn change(&self) -> io::Result<()> {
         match self.left.fetch_sub(1, Ordering::Relaxed) {
             1.. => Ok(()),
@@ -47,6 +55,14 @@ impl Device for Mortal {
     }
 }
 
+/// All bytes of a device.
+pub fn image_of(device: &Arc<dyn Device>) -> Vec<u8> {
+    let len = usize::try_from(device.len_bytes()).expect("it lies in memory");
+    let mut image = vec![0; len];
+    device.read_at(0, &mut image).expect("it can be read");
+    image
+}
+
 /// Opens the volume on a device.
 pub fn open(device: &Arc<dyn Device>) -> Arc<Volume> {
     Volume::open(Arc::clone(device), OpenOptions::default()).expect("a valid volume")
@@ -65,6 +81,49 @@ pub fn make(volume: &Volume, dir: Ino, name: &str, kind: Kind) -> Attr {
     let new = NewInode::new(kind, 0o755);
     let made = volume.names().create(dir, name.as_bytes(), &new);
     made.expect("there is room, and no such name")
+}
+
+/// The object at a path from the root, if there is one.
+pub fn found(volume: &Volume, path: &str) -> Option<Ino> {
+    let mut names = path.split('/').filter(|name| !name.is_empty());
+    names.try_fold(ROOT_INO, |dir, name| {
+        let found = volume.names().lookup(dir, name.as_bytes());
+        found.map(|attr| attr.ino).ok()
+    })
+}
+
+/// The object at a path from the root.
+pub fn find(volume: &Volume, path: &str) -> Ino {
+    found(volume, path).unwrap_or_else(|| panic!("{path} is there"))
+}
+
+/// The directory and the name of a path from the root.
+pub fn place<'a>(volume: &Volume, path: &'a str) -> (Ino, &'a [u8]) {
+    let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+    (find(volume, dir), name.as_bytes())
+}
+
+/// Creates an object at a path from the root.
+pub fn make_at(volume: &Volume, path: &str, kind: Kind) -> Ino {
+    let (dir, name) = place(volume, path);
+    let made = volume
+        .names()
+        .create(dir, name, &NewInode::new(kind, 0o755));
+    made.expect("there is room, and no such name").ino
+}
+
+/// The number of keys of files that no name leads to.
+pub fn orphans(volume: &Volume) -> usize {
+    let tree = volume.tree();
+    tree.scan(b"\x01\0\x07", Some(b"\x01\0\x08")).count()
+        + tree.scan(b"\x02\0\x07", Some(b"\x02\0\x08")).count()
+}
+
+/// Compares the file system and its tree with their invariants.
+pub fn check(volume: &Volume) {
+    assert_eq!(volume.controls().check().expect("it can be read"), []);
+    let found = volume.tree().verify(&mut |_| {});
+    assert_eq!(found.expect("it can be read"), [""; 0]);
 }
 
 /// The names in a directory, in the order of its listing.
