@@ -177,6 +177,11 @@ impl Bed {
         assert!(merged.is_done, "{:?}", merged.conflicts);
     }
 
+    fn merge_of_nothing(&self) {
+        let merged = self.merge_as(Favor::Neither);
+        assert!(merged.is_done && merged.names.is_empty(), "{merged:?}");
+    }
+
     /// The conflicts of a merge, which changes nothing.
     fn clashes(&self) -> Vec<(String, Clash)> {
         let before = self.listing("src");
@@ -515,6 +520,56 @@ fn two_renames_of_one_file_are_a_conflict() {
     bed.rename("fork/f", "fork/g");
     bed.rename("src/f", "src/h");
     bed.clash("h", Clash::BothRenamed);
+}
+
+#[test]
+fn a_second_merge_finds_nothing_where_the_destination_had_renamed_a_directory() {
+    let bed = Bed::new(|bed| bed.dir("src/b"));
+    for top in ["fork", "src"] {
+        bed.rename(&format!("{top}/b"), &format!("{top}/c"));
+    }
+    bed.dir("src/b");
+    bed.merge();
+    assert!(bed.find("src/b").is_none());
+    bed.merge_of_nothing();
+}
+
+#[test]
+fn renames_with_the_same_outcome_are_no_work() {
+    let bed = Bed::new(|bed| {
+        bed.dir("src/d");
+        for file in ["d/in", "f", "g"] {
+            bed.write(&format!("src/{file}"), TEXT);
+        }
+    });
+    // Both sides renamed the directory. The fork removed one file and wrote an equal one.
+    for top in ["fork", "src"] {
+        bed.rename(&format!("{top}/d"), &format!("{top}/e"));
+    }
+    bed.remove("fork/f");
+    bed.write("fork/f2", TEXT);
+    bed.rename("src/f", "src/f2");
+    // Each side wrote the file anew that the other one has renamed.
+    bed.rename("fork/g", "fork/g2");
+    bed.write("fork/g3", TEXT);
+    bed.rename("src/g", "src/g3");
+    bed.write("src/g2", TEXT);
+    let before = bed.listing("src");
+    bed.merge_of_nothing();
+    assert_eq!(bed.listing("src"), before);
+    bed.write("src/e/in", b"changed");
+    bed.write("src/f2", b"changed");
+    bed.chmod("src/g3", 0o700);
+    let conflicts = [
+        ("e", Clash::GoneInFork),
+        ("e/in", Clash::BothAdded),
+        ("f2", Clash::GoneInFork),
+        ("f2", Clash::BothAdded),
+        ("g3", Clash::BothRenamed),
+        ("g3", Clash::BothAdded),
+    ];
+    let conflicts = conflicts.map(|(path, clash)| (path.to_owned(), clash));
+    assert_eq!(bed.clashes(), conflicts);
 }
 
 #[test]

@@ -74,6 +74,13 @@ fn part(tree: &Tree, path: &str) -> Tree {
     found.map(|(p, node)| (p.clone(), node.clone())).collect()
 }
 
+/// The same by paths below it.
+fn bare(tree: &Tree, top: &str) -> Vec<(String, Node)> {
+    let part = part(tree, top).into_iter();
+    part.map(|(p, node)| (p[top.len()..].to_owned(), node))
+        .collect()
+}
+
 fn cut(tree: &mut Tree, path: &str) -> Tree {
     let cut = part(tree, path);
     tree.retain(|p, _| !cut.contains_key(p));
@@ -425,12 +432,14 @@ impl Model<'_> {
     }
 
     fn is_as_base(&self, path: &str, to: &str) -> bool {
-        let bare = |tree: &Tree, top: &str| -> Vec<(String, Node)> {
-            let part = part(tree, top).into_iter();
-            part.map(|(p, node)| (p[top.len()..].to_owned(), node))
-                .collect()
-        };
         bare(self.base, path) == bare(self.dst, to)
+    }
+
+    /// Whether the fork added an object as the destination has it at `to`.
+    fn has_alike(&self, to: &str) -> bool {
+        let mut added = differences(self.base, self.fork).into_iter();
+        let found = added.rfind(|(path, how)| *how == Differs::Added && self.in_dst(path) == to);
+        found.is_some_and(|(path, _)| bare(self.fork, &path) == bare(self.dst, to))
     }
 
     /// The first directory above `path` that is missing in the destination.
@@ -492,6 +501,9 @@ impl Model<'_> {
             (None, Some(_), None) => self.take(path, &to),
             (None, Some(fork), Some(dst)) => self.both_added((path, &fork), (&to, &dst)),
             (Some(_), None, Some(_)) => {
+                if self.moved.contains_key(path) && self.has_alike(&to) {
+                    return;
+                }
                 let may_go = !self.moved.contains_key(path) && self.is_as_base(path, &to);
                 if may_go || self.clash(&to) {
                     self.remove(&to);
@@ -550,6 +562,9 @@ impl Model<'_> {
             return self.aspects((to, &old, &new), [&base, &fork, &dst]);
         }
         let clash = if self.moved.contains_key(from) {
+            if self.dst.get(&new) == Some(&fork) && self.has_alike(&old) {
+                return;
+            }
             Some((&old, true))
         } else if dst.kind != base.kind {
             Some((&old, false))
@@ -714,9 +729,13 @@ fn run_case(volume: &Volume, case: Ino, is_staged: bool, random: &mut StdRng) {
     if base == dst {
         assert!(result == fork, "a merge into the base gives the fork");
     }
-    if merged.is_done && favor == Favor::Neither && result == fork {
-        let again = merge(volume, (top, src), favor, is_staged);
-        assert!(again.names.is_empty() && again.is_done, "{again:#?}");
+    if merged.is_done && result == fork {
+        let again = merge(volume, (top, src), Favor::Neither, is_staged);
+        assert!(
+            again.names.is_empty() && again.is_done,
+            "{again:#?}\n{}",
+            trees()
+        );
     }
     volume
         .trees()

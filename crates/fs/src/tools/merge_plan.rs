@@ -17,7 +17,8 @@
 //! A rename is a name that is gone and another one with the same generation of birth and kind. A
 //! renamed file is merged with the object of the old name. A directory that the destination renamed
 //! gets the changes that the fork made under its old name. A directory that the fork renamed is one
-//! that is gone and a new one.
+//! that is gone and a new one. An object that the destination renamed stays if the fork lacks its
+//! old name and added an equal object at the new one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -174,6 +175,9 @@ struct Planning<'a> {
     plan: MergePlan,
     /// Objects that the destination renamed.
     moved: Moves,
+    /// Names that the fork added where the destination has one of those objects, by their paths in
+    /// the destination.
+    added: BTreeMap<Bytes, Bytes>,
     /// Directories that are missing in the destination, and were handled as a whole.
     whole: BTreeSet<Bytes>,
     /// New attributes of shared inodes, by their paths in the destination.
@@ -302,6 +306,7 @@ impl Three<'_> {
                 ..MergePlan::default()
             },
             moved,
+            added: BTreeMap::new(),
             whole: BTreeSet::new(),
             shared: BTreeMap::new(),
             conflict_bytes: 0,
@@ -314,6 +319,7 @@ impl Three<'_> {
             planning.plan.left_out += 1;
             planning.plan.indexes += u64::from(is_git_index(&one.path));
         }
+        planning.note_added(theirs.clone());
         let mut renamed = moves(theirs.clone(), &self.base, &self.fork)?;
         renamed.retain(|from, _| !is_dir(&self.base, from).unwrap_or(true));
         let targets: BTreeSet<_> = renamed.values().cloned().collect();
@@ -401,6 +407,29 @@ impl Planning<'_> {
                 Some((above, _)) => at = above,
                 None => return object.clone(),
             }
+        }
+    }
+
+    /// Notes the names that the fork added where the destination has objects that it renamed.
+    fn note_added<'d>(&mut self, by_fork: impl Iterator<Item = &'d Difference>) {
+        if self.moved.is_empty() {
+            return;
+        }
+        let targets: BTreeSet<_> = self.moved.values().collect();
+        let added = by_fork.filter(|one| one.change == Change::Added);
+        let added = added.map(|one| object_of(&one.path));
+        let added = added.map(|object| (self.in_dst(&object), object));
+        self.added = added.filter(|(to, _)| targets.contains(to)).collect();
+    }
+
+    /// Whether the fork has an object as the destination has it at `to`, which it was renamed to.
+    fn has_alike(&self, (to, dst): (&Bytes, &Object)) -> Result<bool> {
+        let Some(object) = self.added.get(to) else {
+            return Ok(false);
+        };
+        match self.three.fork.object(object)? {
+            Some(fork) => self.is_equal((object, &fork), (to, dst)),
+            None => Ok(false),
         }
     }
 
@@ -713,7 +742,11 @@ impl Planning<'_> {
         (object, base): (&Bytes, &Object),
         (to, dst): (&Bytes, &Object),
     ) -> Result<()> {
-        let may_go = !self.moved.contains_key(object)
+        let is_moved = self.moved.contains_key(object);
+        if is_moved && self.has_alike((to, dst))? {
+            return Ok(());
+        }
+        let may_go = !is_moved
             && !self.three.has_left_out(&path_of(to))
             && self.is_as_base((object, base), (to, dst))?;
         if may_go || self.clash(to, Clash::GoneInFork)? {
@@ -771,6 +804,9 @@ impl Planning<'_> {
             return self.aspects((to, &old, &new), [&base, &fork, &dst]);
         }
         if self.moved.contains_key(from) {
+            if is_there && self.has_alike((&old, &dst))? {
+                return Ok(());
+            }
             return self.clash_or_replace((&old, Clash::BothRenamed), (to, &old, &new));
         }
         if dst.record.kind() != base.record.kind() {
