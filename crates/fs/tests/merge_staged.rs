@@ -4,11 +4,13 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use common::{Mortal, check, find, found, image_of, make, make_at, names, orphans, place};
+use ramet_betree::{Applied, Batch};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Caller, Clock, ControlState, Error, Favor, FormatOptions, Ino, Kind, MergeOptions, MergeParts,
@@ -41,6 +43,37 @@ impl Clock for Asked {
             self.asked.fetch_add(1, Ordering::SeqCst);
         }
         NOW
+    }
+}
+
+/// A device that calls a function before each sync.
+struct Told {
+    medium: Arc<dyn Device>,
+    at_sync: Mutex<Option<Box<dyn FnMut() + Send>>>,
+}
+
+impl Device for Told {
+    fn len_bytes(&self) -> u64 {
+        self.medium.len_bytes()
+    }
+
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.medium.read_at(addr, buf)
+    }
+
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        self.medium.write_at(addr, buf)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        if let Some(at_sync) = &mut *self.at_sync.lock().unwrap() {
+            at_sync();
+        }
+        self.medium.sync()
+    }
+
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        self.medium.discard(addr, len_bytes)
     }
 }
 
@@ -393,44 +426,69 @@ fn files_that_go_stay_for_those_who_know_them() {
     assert_eq!(bed.orphans(), 0);
 }
 
-#[test]
-fn a_volume_without_room_is_left_as_it_was() {
-    const PIECE: usize = 64 << 10;
-    let device = Bed::format(32 << 20);
-    let bed = Bed::open(&device, OpenOptions::default());
-    bed.dir("dst");
-    for n in 0..200 {
-        bed.write(&format!("dst/{n}"), b"old");
-    }
-    bed.fork("dst");
-    for n in 0..200 {
-        bed.write(&format!("fork/{n}"), b"new");
-    }
+/// Fills the volume with a file until new data gets at most so many bytes.
+fn fill_up(bed: &Bed, left_bytes: u64) -> Ino {
+    const PIECE: usize = 16 << 10;
     let ballast = bed.make("ballast", Kind::Regular);
     let mut random = StdRng::seed_from_u64(1);
     let mut piece = vec![0; PIECE];
     for n in 0.. {
+        let volume = &bed.volume;
+        if volume.available_bytes() <= left_bytes {
+            volume.tree().checkpoint().unwrap();
+            if volume.available_bytes() <= left_bytes {
+                break;
+            }
+        }
         random.fill(&mut piece[..]);
-        let offset = n * PIECE as u64;
-        let files = bed.volume.files();
-        if files.write(ballast, offset, &piece, None).is_err() {
+        let files = volume.files();
+        if files
+            .write(ballast, n * PIECE as u64, &piece, None)
+            .is_err()
+        {
             break;
         }
     }
     bed.volume.sync_all().unwrap();
-    let before = bed.seen("dst");
+    ballast
+}
+
+#[test]
+fn a_volume_without_room_is_left_as_it_was() {
     let large = MergeParts {
         steps_max: 0,
-        part_bytes: 64 << 10,
+        part_bytes: 128 << 10,
     };
-    let merged = bed.merge("dst", large);
-    let Err(Error::Tree(error)) = merged else {
-        panic!("{merged:?}");
-    };
-    assert!(matches!(error, ramet_betree::Error::NoSpace), "{error}");
-    assert_eq!(bed.seen("dst"), before);
-    assert_eq!(bed.orphans(), 0, "nothing staged is left");
-    bed.check();
+    // There is no room for the copies, or none for the changes of the first part.
+    for left_bytes in [0, 128 << 10] {
+        let device = Bed::format(32 << 20);
+        let bed = Bed::open(&device, OpenOptions::default());
+        bed.dir("dst");
+        for n in 0..200 {
+            bed.write(&format!("dst/{n}"), b"old");
+        }
+        bed.fork("dst");
+        for n in 0..200 {
+            bed.write(&format!("fork/{n}"), b"new");
+        }
+        let ballast = fill_up(&bed, left_bytes);
+        let before = bed.seen("dst");
+        let merged = bed.merge("dst", large);
+        let Err(Error::Tree(error)) = merged else {
+            panic!("{merged:?}");
+        };
+        assert!(matches!(error, ramet_betree::Error::NoSpace), "{error}");
+        assert_eq!(bed.seen("dst"), before);
+        assert_eq!(bed.orphans(), 0, "nothing staged is left");
+        bed.check();
+        // No checkpoint gave back the space of the file so far.
+        bed.remove("ballast");
+        bed.volume.forget(ballast, 1 << 20);
+        let merged = bed.merge("dst", large);
+        assert!(merged.unwrap().is_done, "there is room again");
+        assert_eq!(bed.read("dst/199"), b"new");
+        bed.check();
+    }
 }
 
 /// A merge, and writes of another thread while it is staged.
@@ -567,6 +625,77 @@ fn a_fork_that_changes_while_it_is_staged_is_merged_as_of_one_moment() {
             "{ages:?}"
         );
     }
+}
+
+/// Each stage of the merge syncs its batch, without locks, before the next one begins. There the
+/// contents of the fork change, and change back before the destination is published: nobody finds
+/// that something changed.
+#[test]
+fn files_of_the_fork_are_those_of_the_moment_when_it_was_copied() {
+    const THEN: &[u8] = b"when the copy was made";
+    const LATER: &[u8] = b"while it was staged";
+    let told = Arc::new(Told {
+        medium: Bed::format(16 << 20),
+        at_sync: Mutex::new(None),
+    });
+    let device: Arc<dyn Device> = told.clone();
+    let options = OpenOptions {
+        sync_each: true,
+        manual: true,
+        ..OpenOptions::default()
+    };
+    let bed = Bed::open(&device, options);
+    bed.dir("dst");
+    bed.write("dst/file", b"old");
+    bed.fork("dst");
+    bed.dir("fork/tree");
+    for file in ["file", "tree/file"] {
+        bed.write(&format!("fork/{file}"), THEN);
+    }
+    let all = bed.volume.tree().scan(b"", None).map(Result::unwrap);
+    let keys: Vec<_> = all.filter(|(_, value)| value == THEN).collect();
+    assert_eq!(keys.len(), 2, "blocks of two files");
+    let stages = Arc::new(AtomicU64::new(0));
+    let change = {
+        let (volume, stages) = (Arc::clone(&bed.volume), Arc::clone(&stages));
+        move || {
+            if orphans(&volume) == 0 {
+                return;
+            }
+            let contents = match stages.fetch_add(1, Ordering::SeqCst) {
+                0 => LATER,
+                1 => THEN,
+                _ => return,
+            };
+            let mut batch = Batch::new();
+            for (key, _) in &keys {
+                batch.put(key.clone(), contents);
+            }
+            let applied = Applied::try_on(volume.tree(), batch, 0).unwrap();
+            assert!(matches!(applied, Applied::Done(_)), "{applied:?}");
+        }
+    };
+    *told.at_sync.lock().unwrap() = Some(Box::new(change));
+    let parts = MergeParts {
+        steps_max: 0,
+        part_bytes: 1 << 20,
+    };
+    let merged = bed.merge("dst", parts);
+    *told.at_sync.lock().unwrap() = None;
+    assert!(merged.unwrap().is_done);
+    let stages = stages.load(Ordering::SeqCst);
+    assert_eq!(
+        stages, 4,
+        "copies, one part, the last batch, and the end of the copies"
+    );
+    for file in ["file", "tree/file"] {
+        let file = bed.read(&format!("dst/{file}"));
+        assert_eq!(
+            String::from_utf8_lossy(&file),
+            String::from_utf8_lossy(THEN)
+        );
+    }
+    bed.check();
 }
 
 #[test]

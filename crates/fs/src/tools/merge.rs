@@ -7,6 +7,7 @@ use ramet_betree::Snapshot;
 use ramet_block::Held;
 
 use crate::error::{Error, Result};
+use crate::format::fork::ForkRecord;
 use crate::format::ino::{Ino, ROOT_INO};
 use crate::format::name::RESERVED_NAME;
 use crate::namespace::inode::Inode;
@@ -159,53 +160,98 @@ pub fn merge_fork(
     if namespace.topology.read().is_within(&dst, &fork) {
         return Err(Error::Invalid("the destination is the fork, or in it"));
     }
-    let texts = MergedTexts::default();
-    let plan = || -> Result<(MergePlan, Held, Snapshot)> {
-        let (base, top) = forks.base(&record)?;
-        let [of_fork, of_dst] = live_sides(namespace, [&fork, &dst])?;
+    let merging = Merging {
+        trees,
+        forks,
+        caller,
+        fork,
+        dst,
+        record,
+        is_in_root,
+        options,
+        texts: MergedTexts::default(),
+    };
+    let mut was_full = false;
+    for _ in 0..TRIES_MAX {
+        match merging.attempt() {
+            Ok(None) => {}
+            Ok(Some(merged)) => return Ok(merged),
+            // The snapshots of the comparison kept the space of objects that were removed right
+            // before it.
+            Err(Error::Tree(ramet_betree::Error::NoSpace)) if !was_full => {
+                was_full = true;
+                namespace.tree.checkpoint()?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Error::Busy)
+}
+
+/// A merge whose trees are known.
+struct Merging<'a> {
+    trees: &'a Trees,
+    forks: &'a Forks,
+    caller: &'a Caller,
+    fork: Arc<Inode>,
+    dst: Arc<Inode>,
+    record: ForkRecord,
+    /// The destination is the root of the volume.
+    is_in_root: bool,
+    options: &'a MergeOptions,
+    texts: MergedTexts,
+}
+
+impl Merging<'_> {
+    fn plan(&self) -> Result<(MergePlan, Held, Snapshot)> {
+        let (base, top) = self.forks.base(&self.record)?;
+        let [of_fork, of_dst] = live_sides(self.forks.namespace(), [&self.fork, &self.dst])?;
         let compared = of_dst.snapshot.clone();
         let three = Three {
             base: Side::of_then(&base, &top),
             fork: of_fork,
             dst: of_dst,
-            budget: forks.budget(),
-            favor: options.favor,
-            left_out: &options.left_out,
-            whole: &options.whole,
-            caller,
-            texts: &texts,
+            budget: self.forks.budget(),
+            favor: self.options.favor,
+            left_out: &self.options.left_out,
+            whole: &self.options.whole,
+            caller: self.caller,
+            texts: &self.texts,
         };
         let (plan, held) = three.plan()?;
         Ok((plan, held, compared))
-    };
-    for _ in 0..TRIES_MAX {
-        let (first, _held, compared) = plan()?;
-        let mut merged = Merged::of(&first);
+    }
+
+    /// Compares the trees, and carries the merge out. `None` if they changed meanwhile.
+    fn attempt(&self) -> Result<Option<Merged>> {
+        let (options, caller) = (self.options, self.caller);
+        let (plan, _held, compared) = self.plan()?;
+        let mut merged = Merged::of(&plan);
         let mut names = merged.names.iter();
-        if is_in_root && names.any(|(path, _)| path == RESERVED_NAME) {
+        if self.is_in_root && names.any(|(path, _)| path == RESERVED_NAME) {
             return Err(Error::NotPermitted);
         }
-        may_be_told(&merged, trees, caller, [&fork, &dst])?;
+        may_be_told(&merged, self.trees, caller, [&self.fork, &self.dst])?;
         let merge = Merge {
             caller,
-            fork: &fork,
-            into: &dst,
-            steps: &first.steps,
+            fork: &self.fork,
+            into: &self.dst,
+            steps: &plan.steps,
             compared: &compared,
             parts: options.parts,
         };
-        merged.is_staged = merge.is_staged(trees)?;
-        let is_refused = options.only_forward && !first.is_forward;
-        if options.dry_run || is_refused || !first.conflicts.is_empty() {
-            return Ok(merged);
+        merged.is_staged = merge.is_staged(self.trees)?;
+        let is_refused = options.only_forward && !plan.is_forward;
+        if options.dry_run || is_refused || !plan.conflicts.is_empty() {
+            return Ok(Some(merged));
         }
-        if let Some(applied) = trees.merge(&merge)? {
+        let applied = self.trees.merge(&merge)?;
+        Ok(applied.map(|applied| {
             merged.is_done = true;
             (merged.stale, merged.is_staged) = (applied.stale, applied.is_staged);
-            return Ok(merged);
-        }
+            merged
+        }))
     }
-    Err(Error::Busy)
 }
 
 /// Refuses a caller that may not know all names, in both trees.
