@@ -753,3 +753,40 @@ fn a_crash_leaves_all_of_a_staged_merge_or_nothing() {
     );
     assert!(seen.iter().all(Option::is_some));
 }
+
+/// A merge of almost the most steps: files that are new, or that replace others, which the kernel
+/// knows or not.
+#[test]
+#[ignore = "measures: cargo test --release -p ramet-fs --test merge_staged -- --ignored --nocapture"]
+fn locks_of_a_large_merge_are_held_for_so_long() {
+    const DIRS: usize = 64;
+    const FILES: usize = 1023;
+    for (are_new, are_known) in [(true, false), (false, false), (false, true)] {
+        let device = Bed::format(1 << 30);
+        let mut bed = Bed::open(&device, OpenOptions::default());
+        let paths = |top: &'static str| {
+            let files = (0..DIRS).flat_map(|dir| (0..FILES).map(move |file| (dir, file)));
+            files.map(move |(dir, file)| format!("{top}/{dir}/{file}"))
+        };
+        bed.dir("dst");
+        (0..DIRS).for_each(|dir| bed.dir(&format!("dst/{dir}")));
+        if !are_new {
+            paths("dst").for_each(|path| bed.write(&path, b"old"));
+        }
+        bed.fork("dst");
+        paths("fork").for_each(|path| bed.write(&path, b"new"));
+        if !are_known {
+            bed.volume.close().unwrap();
+            drop(bed);
+            bed = Bed::open(&device, OpenOptions::default());
+        }
+        let merged = bed.merge("dst", MergeParts::default()).unwrap();
+        assert!(merged.is_done && merged.is_staged);
+        assert_eq!(merged.names.len(), DIRS * FILES);
+        let locks = bed.volume.stats().locks;
+        for name in ["topology_write", "links_write"] {
+            let hold = locks[name].longest_hold_ns / 1_000_000;
+            println!("new {are_new}, known {are_known}: {name} was held for {hold} ms");
+        }
+    }
+}
