@@ -41,8 +41,8 @@ pub enum Verb {
     /// Mount a volume on a directory
     ///
     /// The command starts a daemon that serves the volume, and returns once the mount is usable.
-    /// A mount serves only the mounting user. A mount of root serves all users, as far
-    /// as the modes of files allow. A volume that was not unmounted in order is first recovered
+    /// A mount of an ordinary user serves only that user, unless allow_other is given. A mount of root
+    /// serves all users, as far as the modes of files allow. A volume that was not unmounted in order is first recovered
     /// from its journal.
     Mount(Mount),
     /// Unmount a volume
@@ -132,8 +132,8 @@ pub enum Verb {
     Cp(Copy),
     /// Remove files and whole directory trees, each in constant time
     ///
-    /// The caller must be allowed to remove each path, and must own it. The space comes back in the
-    /// background.
+    /// The caller must be allowed to remove each path, and must own a directory. The space comes back in
+    /// the background.
     Rm(Rm),
     /// Make everything written so far durable
     ///
@@ -284,8 +284,9 @@ pub struct Mount {
     /// Stay in the foreground and serve until the volume is unmounted
     #[arg(long)]
     pub foreground: bool,
-    /// Memory that the daemon may take, such as 512M; the default is the smaller of a quarter of
-    /// the machine's memory and half of the control group's limit
+    /// Bound of all that the daemon allocates, such as 512M; its resident memory stays below this and
+    /// 64 MiB. The default is the smaller of a quarter of the machine's memory and half of the control
+    /// group's limit
     #[arg(long, alias = "cache-size", value_name = "N")]
     pub memory: Option<Size>,
     /// Append the daemon's diagnostics to this file
@@ -678,13 +679,16 @@ pub enum SnapshotVerb {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_missing_positional = true)]
 pub struct SnapshotName {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
-    /// A directory on the mount, and the name of the snapshot
-    #[arg(value_names = ["DIR", "NAME"], num_args = 1..=2, required = true)]
-    pub words: Vec<String>,
+    /// A directory on the mount
+    pub dir: Option<PathBuf>,
+    /// Name of the snapshot
+    #[arg(required = true)]
+    pub name: String,
 }
 
 #[derive(Debug, Args)]
@@ -719,10 +723,10 @@ pub struct SnapshotPolicy {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
-    /// A directory on the mount (by default the current one, or else the mount point of `ramet
-    /// init`), and the policy to set
-    #[arg(value_names = ["DIR", "POLICY"], num_args = 0..=2)]
-    pub words: Vec<String>,
+    /// A directory on the mount. Default: the current one, or else the mount point of `ramet init`
+    pub dir: Option<String>,
+    /// Policy to set. Without it, the policy is told
+    pub policy: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -14,8 +14,8 @@ use ramet_fs::control::{
     decode_diff_page, decode_source_reply, decode_stat_reply, decode_usage,
 };
 use ramet_fs::{
-    Difference, ForkReply, ForkRequest, ScrubPage, SnapshotReply, SnapshotRequest, StageRequest,
-    Usage,
+    Difference, ForkReply, ForkRequest, RESERVED_NAME, ScrubPage, SnapshotReply, SnapshotRequest,
+    StageRequest, Usage,
 };
 use ramet_sys::control_ioctl;
 use rustix::fs::{
@@ -38,12 +38,20 @@ pub struct Root(pub OwnedFd);
 
 /// The directory that a command without one means: the current one if it is on a Ramet mount, or
 /// else the mount point of `ramet init`.
-pub fn here() -> PathBuf {
+///
+/// # Errors
+/// There is no such volume yet.
+pub fn here() -> Outcome<PathBuf> {
     let here = PathBuf::from(".");
     let is_ramet = Root::open_dir(&here)
         .and_then(|root| root.stats_json())
         .is_ok();
-    if is_ramet { here } else { home::dir() }
+    if is_ramet {
+        return Ok(here);
+    }
+    let dir = home::dir();
+    home::refuse_before_init(&dir)?;
+    Ok(dir)
 }
 
 /// The counters of a daemon that the commands use. The daemon may be another version and have others.
@@ -686,7 +694,13 @@ fn remove_one(path: &Path, is_forced: bool) -> Outcome {
     let root = Root(resolve::readable(&entry.dir).map_err(|e| Failure::system(path, e))?);
     refuse_if_read_only(&root, path)?;
     refuse_if_mounted_on(&root, &entry.name, path)?;
+    let is_there = || root.look_at(&entry.name).is_ok();
     match remove_seen(&root, &entry.name, &seen.stat) {
+        // The volume has no such name, and the mount shows it.
+        Err(Errno::NOENT) if entry.name.as_bytes() == RESERVED_NAME && is_there() => {
+            let why = "part of the mount, which shows snapshots there, and not of the volume";
+            Err(Failure::at(path, why))
+        }
         Err(Errno::NOENT) if is_forced => Ok(()),
         done => done.map_err(|e| removal_refusal(path, geteuid().as_raw(), &seen.stat, e)),
     }
@@ -773,6 +787,7 @@ pub fn removal_refusal(path: &Path, user: u32, seen: &Stat, e: Errno) -> Failure
 }
 
 pub fn sync(args: &args::Sync) -> Outcome {
+    home::refuse_before_init(&args.dir)?;
     let root = Root::open_dir(&args.dir).map_err(|e| Failure::system(&args.dir, e))?;
     // Asks first, so that the kernel does not write back another file system as a whole.
     root.stats_json().map_err(|e| mounted(&args.dir, e))?;

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
+use rustix::process::geteuid;
 
 use crate::failure::{Failure, Outcome};
 use crate::mounts;
@@ -32,7 +33,16 @@ pub fn detach(dir: &Path, flags: UnmountFlags) -> Outcome {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&out.stderr);
-    if said.contains("busy") || mounts::at(dir)?.is_some() && said.trim().is_empty() {
+    let mount = mounts::at(dir)?;
+    // fusermount3 gives no reason.
+    let user = geteuid().as_raw();
+    if let Some(owner) = mount.as_ref().and_then(|mount| mount.user)
+        && owner != user
+    {
+        let why = format!("only root and the user who mounted it (user {owner}) may unmount it");
+        return Err(Failure::at(dir, why));
+    }
+    if said.contains("busy") || mount.is_some() && said.trim().is_empty() {
         return Err(busy(dir));
     }
     Err(Failure::at(

@@ -5,10 +5,12 @@ use serde_json::json;
 use crate::args::Du;
 use crate::control::{Root, mounted};
 use crate::failure::Outcome;
+use crate::home::refuse_before_init;
 use crate::output::say;
 use crate::size::Size;
 
 pub fn run(args: &Du) -> Outcome {
+    refuse_before_init(&args.dir)?;
     let root = Root::open_tree(&args.dir)?;
     let usage = root.usage().map_err(|e| mounted(&args.dir, e))?;
     let fields = [

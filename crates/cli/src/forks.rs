@@ -48,7 +48,7 @@ pub fn run(args: &args::Forks) -> Outcome {
             let only = located.inside.clone();
             (located, only)
         }
-        None => (Located::find(&here())?, Vec::new()),
+        None => (Located::find(&here()?)?, Vec::new()),
     };
     let mut forks = Forks::read(&located)?;
     forks.name_origins();

@@ -19,6 +19,7 @@ use serde_json::json;
 use crate::args::Fsck;
 use crate::budget::{budget, within};
 use crate::failure::{Failure, Outcome, status};
+use crate::home::refuse_before_init;
 use crate::output::say;
 use crate::owner;
 use crate::progress::Progress;
@@ -40,7 +41,7 @@ pub fn run(args: &Fsck) -> Outcome<u8> {
                 "error": failure.to_string(),
             });
             say!("{report:#}")?;
-            Ok(failure.status)
+            Ok(failure.of_check().status)
         }
         done => done,
     }
@@ -48,6 +49,7 @@ pub fn run(args: &Fsck) -> Outcome<u8> {
 
 fn check_and_repair(args: &Fsck) -> Outcome<u8> {
     let path = &args.volume;
+    refuse_before_init(path)?;
     let first = check(args, Access::ReadOnly)?;
     let owner = first.owner.clone();
     let (last, status) = if first.examined.violations.is_empty() && !args.rebuild {

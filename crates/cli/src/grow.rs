@@ -15,6 +15,7 @@ use crate::args::Grow;
 use crate::budget::{budget, within};
 use crate::control::{Root, mounted, refuse_if_read_only};
 use crate::failure::{Failure, Outcome};
+use crate::home::refuse_before_init;
 use crate::mounts;
 use crate::output::say;
 use crate::owner;
@@ -22,6 +23,7 @@ use crate::size::Size;
 
 pub fn run(args: &Grow) -> Outcome {
     let target = &args.target;
+    refuse_before_init(target)?;
     let meta = fs::metadata(target).map_err(|e| Failure::system(target, e))?;
     if meta.is_dir() {
         return grow_mounted(target, args.size);

@@ -1,7 +1,7 @@
 //! The places of a user's own volume, which `ramet init` makes.
 
 use std::env::var_os;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::failure::{Failure, Outcome};
 
@@ -47,6 +47,23 @@ pub fn inside() -> PathBuf {
 /// The user's own volume, for commands without a volume.
 pub fn volume() -> PathBuf {
     Home::of_user().map_or_else(|_| PathBuf::from("~/ramet"), |home| home.volume)
+}
+
+/// Refuses a place of the user's own volume where nothing is yet.
+///
+/// # Errors
+/// `path` is the default of a command, and neither it nor the volume is there.
+pub fn refuse_before_init(path: &Path) -> Outcome {
+    let Ok(home) = Home::of_user() else {
+        return Ok(());
+    };
+    let is_default = path == home.dir || path == home.volume;
+    let is_missing = |path: &Path| matches!(path.try_exists(), Ok(false));
+    if is_default && is_missing(path) && is_missing(&home.volume) {
+        let why = "there is no volume of your own yet: 'ramet init' makes one";
+        return Err(Failure::at(path, why));
+    }
+    Ok(())
 }
 
 /// A path in the environment. One that is relative or empty does not count (XDG Base Directory

@@ -25,6 +25,7 @@ use serde_json::json;
 
 use crate::args::Import;
 use crate::failure::{Failure, Outcome, status};
+use crate::home::refuse_before_init;
 use crate::import::report::Report;
 use crate::import::rights::Rights;
 use crate::import::sink::Sink;
@@ -87,6 +88,7 @@ pub fn import(args: &Import) -> Outcome<Imported> {
     allow_open_files();
     let rights = Rights::of_process();
     let source = Source::open(&args.src)?;
+    refuse_before_init(&args.dst)?;
     let mut sink = Sink::open(args, rights)?;
     let report = Report::new(&args.src);
     let mut tally = Tally::new(args.verify.then(|| rights.gives_all()));

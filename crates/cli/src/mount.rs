@@ -19,7 +19,7 @@ use crate::budget::budget;
 use crate::control::Root;
 use crate::detach::detach;
 use crate::failure::{Failure, Outcome, is_of_dead_mount};
-use crate::home::Home;
+use crate::home::{Home, refuse_before_init};
 use crate::size::Size;
 use crate::{daemon, inherited, mounts, output};
 
@@ -135,6 +135,7 @@ fn plan(args: &Mount) -> Outcome<(daemon::Plan, Option<PathBuf>)> {
         (Some(volume), Some(dir)) => (volume.clone(), dir.clone()),
         _ => {
             let home = Home::of_user()?;
+            refuse_before_init(&home.volume)?;
             (home.volume, home.dir)
         }
     };

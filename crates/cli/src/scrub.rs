@@ -12,12 +12,14 @@ use serde_json::json;
 use crate::args::Scrub;
 use crate::control::{Root, mounted, session};
 use crate::failure::{Failure, Outcome, status};
+use crate::home::refuse_before_init;
 use crate::output::say;
 use crate::progress::Progress;
 use crate::size::Size;
 
 pub fn run(args: &Scrub) -> Outcome<u8> {
     let operational = |failure: Failure| failure.with_status(status::FSCK_OPERATIONAL);
+    refuse_before_init(&args.dir)?;
     let root = Root::open_dir(&args.dir).map_err(|e| operational(Failure::system(&args.dir, e)))?;
     let mut progress = Progress::new("scrubbing");
     let mut found = Vec::new();

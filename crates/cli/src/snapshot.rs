@@ -11,7 +11,7 @@ use ramet_fs::{
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use crate::args::{Snapshot, SnapshotRollback, SnapshotVerb};
+use crate::args::{Snapshot, SnapshotName, SnapshotPolicy, SnapshotRollback, SnapshotVerb};
 use crate::budget::{budget, within};
 use crate::control::{Root, here, mounted, refuse_if_read_only};
 use crate::failure::{Failure, Outcome};
@@ -36,7 +36,7 @@ impl Place {
 
     /// The mount of `dir`, or the one that a command without a directory means.
     fn of(dir: Option<&Path>) -> Outcome<Place> {
-        dir.map_or_else(|| Place::at(&here()), Place::at)
+        dir.map_or_else(|| Place::at(&here()?), Place::at)
     }
 
     /// The same for a change. A mount that is read-only takes none, as a bind mount of a part of the
@@ -84,13 +84,8 @@ impl Place {
     }
 }
 
-/// The directory and the name out of `[DIR] NAME`.
-fn dir_and_name(words: &[String]) -> Outcome<(Option<&Path>, &str)> {
-    let (dir, name) = match words {
-        [name] => (None, name),
-        [dir, name] => (Some(Path::new(dir)), name),
-        _ => return Err(Failure::new("give [DIR] NAME")),
-    };
+/// Refuses a word that is no name of a snapshot.
+fn check_name(name: &str) -> Outcome {
     if name.contains('/') {
         let why = "a name of a snapshot has no slash: give DIR and then NAME";
         return Err(Failure::new(format!("{name:?}: {why}")));
@@ -100,15 +95,16 @@ fn dir_and_name(words: &[String]) -> Outcome<(Option<&Path>, &str)> {
                    characters and blanks at its ends";
         return Err(Failure::new(format!("{name:?}: {why}")));
     }
-    Ok((dir, name))
+    Ok(())
 }
 
 pub fn run(args: &Snapshot) -> Outcome {
     match &args.verb {
-        SnapshotVerb::Create(args) => create(&args.words, args.json),
+        SnapshotVerb::Create(args) => create(args),
         SnapshotVerb::List(args) => list(args.dir.as_deref(), args.json, !args.quick),
         SnapshotVerb::Rm(args) => {
-            let (dir, name) = dir_and_name(&args.words)?;
+            let (dir, name) = (args.dir.as_deref(), args.name.as_str());
+            check_name(name)?;
             // A snapshot of one's own volume is not removed from elsewhere.
             let place = Place::to_change(Some(dir.unwrap_or(Path::new("."))))?;
             let request = SnapshotRequest::Remove { name: name.into() };
@@ -119,20 +115,21 @@ pub fn run(args: &Snapshot) -> Outcome {
             Ok(())
         }
         SnapshotVerb::Rollback(args) => rollback(args),
-        SnapshotVerb::Policy(args) => policy(&args.words, args.json),
+        SnapshotVerb::Policy(args) => policy(args),
     }
 }
 
-fn create(words: &[String], as_json: bool) -> Outcome {
-    let (dir, name) = dir_and_name(words)?;
-    let place = Place::to_change(dir)?;
+fn create(args: &SnapshotName) -> Outcome {
+    let name = args.name.as_str();
+    check_name(name)?;
+    let place = Place::to_change(args.dir.as_deref())?;
     // Asks first, so that the kernel does not write back another file system as a whole.
     let root = &place.root;
     root.stats_json().map_err(|e| mounted(&place.dir, e))?;
     root.write_back().map_err(|e| mounted(&place.dir, e))?;
     let request = SnapshotRequest::Create { name: name.into() };
     let reply = place.ask_about(name, &request)?;
-    if as_json {
+    if args.json {
         let made: Vec<Value> = reply.snapshots.iter().map(as_value).collect();
         say!("{:#}", made.first().unwrap_or(&Value::Null))?;
     }
@@ -196,14 +193,11 @@ fn list(dir: Option<&Path>, as_json: bool, exclusive: bool) -> Outcome {
     Ok(())
 }
 
-fn policy(words: &[String], as_json: bool) -> Outcome {
+fn policy(args: &SnapshotPolicy) -> Outcome {
     let is_policy = |word: &str| word == "none" || word.contains('=');
-    let (dir, set) = match words {
-        [] => (None, None),
-        [one] if is_policy(one) => (None, Some(one)),
-        [dir] => (Some(Path::new(dir)), None),
-        [dir, set] => (Some(Path::new(dir)), Some(set)),
-        _ => return Err(Failure::new("give [DIR] [POLICY]")),
+    let (dir, set) = match (&args.dir, &args.policy) {
+        (Some(one), None) if is_policy(one) => (None, Some(one)),
+        (dir, set) => (dir.as_deref().map(Path::new), set.as_ref()),
     };
     if let Some(text) = set {
         text.parse::<Policy>().map_err(Failure::new_from)?;
@@ -221,7 +215,7 @@ fn policy(words: &[String], as_json: bool) -> Outcome {
         e => mounted(&place.dir, e),
     })?;
     let told = reply.policy.unwrap_or_default();
-    match as_json {
+    match args.json {
         true => say!("{:#}", json!({ "policy": told })),
         false => say!("{told}"),
     }

@@ -12,11 +12,13 @@ use crate::args::Stat;
 use crate::budget::{budget, within};
 use crate::control::Root;
 use crate::failure::{Failure, Outcome};
+use crate::home::refuse_before_init;
 use crate::mounts;
 use crate::output::say;
 use crate::size::Size;
 
 pub fn run(args: &Stat) -> Outcome {
+    refuse_before_init(&args.target)?;
     let counters = counters(args)?;
     if args.json {
         say!("{counters:#}")?;

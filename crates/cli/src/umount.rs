@@ -18,12 +18,13 @@ use crate::detach::detach;
 use crate::failure::{Failure, Outcome, is_of_dead_mount, reason};
 use crate::host::wait_for_lock;
 use crate::mounts::RametMount;
-use crate::{beside, daemon, mounts, output};
+use crate::{beside, daemon, home, mounts, output};
 
 /// How long a command waits for the end of a daemon before it tells the user so.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 pub fn run(args: &Umount) -> Outcome {
+    home::refuse_before_init(&args.dir)?;
     let dir = mounts::resolve(&args.dir);
     let Some(mount) = mounts::at(&dir)? else {
         return Err(Failure::at(&args.dir, "not a Ramet mount"));

@@ -80,6 +80,16 @@ fn a_user_has_a_volume_by_one_command() {
         user.home.join("ramet"),
         user.home.join(".local/share/ramet/default.ramet"),
     );
+    for verb in [
+        "mount", "umount", "fsck", "stat", "sync", "du", "scrub", "grow", "forks",
+    ] {
+        user.refused(&[verb], &[], "no volume of your own yet: 'ramet init'");
+    }
+    let none = "no volume of your own yet";
+    user.refused(&["fsck", "--json"], &[], none);
+    user.refused(&["snapshot", "create", "one"], &[], none);
+    user.refused(&["snapshot", "create"], &[], "[DIR] <NAME>");
+    user.refused(&["snapshot", "create", "a", "b", "c"], &[], "'c'");
     let said = user.must(&["init", "--size", "1G", "--dry-run"]);
     assert!(
         said.contains("would make") && said.contains("1.0 GiB"),
@@ -117,7 +127,7 @@ fn a_project_comes_into_the_own_volume() {
     let user = User::new();
     std::fs::create_dir(user.home.join("project")).expect("the folder is new");
     std::fs::write(user.home.join("project/file"), "of the user").expect("there is room");
-    user.refused(&["import", "project"], &[], "not an existing directory");
+    user.refused(&["import", "project"], &[], "'ramet init' makes one");
     user.must(&["init", "--size", "1G"]);
     user.must(&["import", "project"]);
     user.refused(&["import", "project"], &[], "exists");

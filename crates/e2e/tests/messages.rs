@@ -219,6 +219,9 @@ fn refusals_on_a_mount_say_why() {
     says(&[path("rm"), &root.join("a/.")], "not a name");
     says(&[path("rm"), &root.join("file/")], "not a directory");
     says(&[path("rm"), &root.join("none")], "no such file");
+    let views = root.join(".ramet");
+    says(&[path("rm"), &views], "part of the mount");
+    says(&[path("rm"), path("-f"), &views], "part of the mount");
     says(&[path("umount"), &a], "not a Ramet mount");
     let held = File::create(root.join("held")).expect("the mount is writable");
     says(&[path("umount"), &root], "busy");
@@ -283,6 +286,7 @@ fn refusals_of_another_users_files_say_whose_they_must_be() {
         &["/theirs: ", "only its owner", "rm -r"],
     );
     says_to_user(&[path("rm"), &file], &["/file: ", "only its owner"]);
+    says_to_user(&[path("umount"), &root], &["only root and the user"]);
     mount.umount();
     bed.fsck();
 }
