@@ -42,8 +42,8 @@ pub enum Verb {
     ///
     /// The command starts a daemon that serves the volume, and returns once the mount is usable.
     /// A mount of an ordinary user serves only that user, unless allow_other is given. A mount of root
-    /// serves all users, as far as the modes of files allow. A volume that was not unmounted in order is first recovered
-    /// from its journal.
+    /// serves all users, as far as the modes of files allow. A volume that was not unmounted in order is
+    /// first recovered from its journal.
     Mount(Mount),
     /// Unmount a volume
     ///
@@ -143,19 +143,20 @@ pub enum Verb {
     /// Check an unmounted volume
     ///
     /// The check looks at the state that the next mount would find, after recovery from the
-    /// journal. Nothing on the volume changes unless --repair or --rebuild is given. The exit status is that of
-    /// fsck(8): 0 without errors, 1 if all were corrected, 4 if some are left, 8 if the check
+    /// journal. Nothing on the volume changes unless --repair or --rebuild is given. The exit status is
+    /// that of fsck(8): 0 without errors, 1 if all were corrected, 4 if some are left, 8 if the check
     /// failed, 16 for a wrong command line.
     Fsck(Fsck),
     /// Read everything on a mounted volume again, and repair it from copies where there are any
     ///
     /// Every checksum is verified. The command names every file that damage harms. It leaves half
-    /// of the device's time to other programs, and can be ended at any time. The exit status is
-    /// that of fsck(8).
+    /// of the device's time to other programs, and can be ended at any time. Root and the user of the
+    /// mount may scrub. The exit status is that of fsck(8).
     Scrub(Scrub),
     /// Make a volume larger, mounted or not
     ///
-    /// An image file grows with its volume. A volume never becomes smaller.
+    /// An image file grows with its volume. A volume never becomes smaller. Root and the user of the
+    /// mount may let a mounted one grow.
     Grow(Grow),
     /// Show the counters of a volume and of its daemon
     ///
@@ -166,24 +167,27 @@ pub enum Verb {
     ///
     /// A snapshot holds all files of the volume as of one moment, and never changes. It takes no
     /// time, and space only for later changes. `DIR/.ramet/snapshots/NAME` shows one of a mounted
-    /// volume, and `mount -o ro,snapshot=NAME` one of a volume that is not.
+    /// volume, and `mount -o ro,snapshot=NAME` mounts one, of a mounted volume too. Root and the user of
+    /// the mount may make and remove snapshots.
     Snapshot(Snapshot),
     /// Tell the snapshots in which a file or directory tree changed
     ///
     /// Each line has a snapshot that first shows the object in a new state, and how that differs
     /// from the snapshot before: added, removed, type, content, metadata. The cost follows the
-    /// changes, not the size of the tree.
+    /// changes, not the size of the tree. Root and the user of the mount may ask.
     Log(Log),
     /// Clone a file or directory tree out of a snapshot, in constant time
     ///
-    /// The object comes back to its own path, or to DST, as it was in the snapshot.
+    /// The object comes back to its own path, or to DST, as it was in the snapshot. Root and the user of
+    /// the mount may ask for it.
     Restore(Restore),
     /// Compare two directory trees of a mount
     ///
     /// The comparison takes time for the differences, not for the size of the trees. Each line
     /// names an entry that was added or removed, or whose type, content or metadata differs. An
     /// added or removed directory stands for everything in it. The exit status is that of diff(1):
-    /// 0 for equal trees, 1 for different ones, 2 for a failure.
+    /// 0 for equal trees, 1 for different ones, 2 for a failure. Root and the user of the mount may
+    /// compare.
     Diff(Diff),
     /// Show the space of a directory tree
     ///
@@ -277,8 +281,9 @@ fn metadata_copies(text: &str) -> Result<MetadataCopies, String> {
 #[derive(Debug, Args)]
 pub struct Mount {
     /// Mount options, comma separated; ramet-mount(1) explains them: ro, nosuid, nodev, noexec,
-    /// relatime, strictatime, noatime, nodiratime, sync, dirsync, allow_other, compression=CODEC,
-    /// recovery, snapshot=NAME, views=owner, views=all, views=none, io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT, memory=N, log=FILE
+    /// nosymfollow, relatime, strictatime, noatime, nodiratime, sync, dirsync, allow_other,
+    /// auto_unmount, compression=CODEC, recovery, snapshot=NAME, views=owner, views=all, views=none,
+    /// io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT, memory=N, log=FILE
     #[arg(short = 'o', value_name = "OPTS")]
     pub options: Vec<String>,
     /// Stay in the foreground and serve until the volume is unmounted
@@ -355,7 +360,8 @@ pub struct Note {
 
 #[derive(Debug, Args)]
 pub struct Fork {
-    /// Make N forks, with the numbers from 1 to N behind NAME
+    /// Make N forks: NAME-1 to NAME-N, or without NAME the first N free ones of SRC-fork-1,
+    /// SRC-fork-2 ...
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub count: Option<u32>,
     #[command(flatten)]
@@ -664,7 +670,8 @@ pub enum SnapshotVerb {
     List(SnapshotList),
     /// Remove a snapshot
     ///
-    /// Its space comes back in the background. Without DIR, the current directory is on the mount.
+    /// Its space comes back in the background. Without DIR, the snapshot is one of the volume of the
+    /// current directory.
     Rm(SnapshotName),
     /// Make the files of a volume those of a snapshot again
     ///

@@ -5,8 +5,10 @@
 //! programs get the device for half of the time. The command can be ended at any time, and leaves
 //! nothing to clean up.
 
+use std::path::Path;
 use std::time::Instant;
 
+use rustix::io::Errno;
 use serde_json::json;
 
 use crate::args::Scrub;
@@ -29,7 +31,7 @@ pub fn run(args: &Scrub) -> Outcome<u8> {
         let begun = Instant::now();
         let page = root
             .scrub_page(session, starts)
-            .map_err(|e| operational(mounted(&args.dir, e)))?;
+            .map_err(|e| operational(refusal(&args.dir, e)))?;
         starts = false;
         progress.set(page.done_bytes, page.total_bytes);
         found.extend(page.found);
@@ -79,4 +81,14 @@ pub fn run(args: &Scrub) -> Outcome<u8> {
         (false, 0) => status::FSCK_CORRECTED,
         (false, _) => status::FSCK_UNCORRECTED,
     })
+}
+
+fn refusal(dir: &Path, e: Errno) -> Failure {
+    match e {
+        Errno::PERM => Failure::at(
+            dir,
+            "only root and the user who mounted the volume may scrub it",
+        ),
+        e => mounted(dir, e),
+    }
 }

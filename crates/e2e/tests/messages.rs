@@ -287,6 +287,12 @@ fn refusals_of_another_users_files_say_whose_they_must_be() {
     );
     says_to_user(&[path("rm"), &file], &["/file: ", "only its owner"]);
     says_to_user(&[path("umount"), &root], &["only root and the user"]);
+    let mut scrub = Command::new(&bin);
+    let out = scrub.arg("scrub").arg(&root).uid(USER).gid(USER).output();
+    let out = out.expect("it runs");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(8), "{said}");
+    assert!(said.contains("may scrub it"), "{said}");
     mount.umount();
     bed.fsck();
 }
