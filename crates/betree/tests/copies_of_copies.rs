@@ -150,6 +150,102 @@ fn changes_below_many_copies_reach_their_places() {
     assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
 }
 
+/// Parts of a copy move into its source and are removed there, and the copy is removed, again and
+/// again. Between the parts the source shows gaps of the copies before, with nothing in them.
+#[test]
+fn parts_of_copies_that_come_and_go_leave_nothing() {
+    const ROUNDS: u32 = 300;
+    for (parts, rounds_to_checkpoint) in [(2, 20), (50, 20), (50, ROUNDS)] {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(512 << 20));
+        Tree::format(&dev, &FormatOptions::default()).expect("formats");
+        let tree = Tree::open(Arc::clone(&dev), options()).expect("opens");
+        let apply = |fill: &dyn Fn(&mut Batch)| {
+            let mut batch = Batch::new();
+            fill(&mut batch);
+            tree.apply(batch).expect("there is room");
+        };
+        apply(&|batch| (0..parts).for_each(|part| batch.put(format!("s/{part:05}/k"), "v")));
+        for round in 0..ROUNDS {
+            let moved = |part: u32| format!("s/{:05}/", 1000 + round * parts + part);
+            apply(&|batch| batch.clone_prefix("s/", "c/"));
+            apply(&|batch| {
+                for part in 0..parts {
+                    batch.clone_prefix(format!("c/{part:05}/"), moved(part));
+                    batch.delete_prefix(format!("c/{part:05}/"));
+                }
+            });
+            apply(&|batch| batch.delete_prefix("c/"));
+            apply(&|batch| (0..parts).for_each(|part| batch.delete_prefix(moved(part))));
+            if (round + 1) % rounds_to_checkpoint == 0 {
+                tree.checkpoint().expect("there is room");
+            }
+        }
+        let stats = tree.stats();
+        println!(
+            "{parts} {rounds_to_checkpoint}: height {}, {} nodes",
+            stats.height, stats.nodes
+        );
+        assert!(stats.height <= 64 && stats.nodes <= 128, "{stats:?}");
+        assert_eq!(tree.scan(b"", None).count(), parts as usize);
+        let complaints = tree.verify(&mut |_| {}).expect("reads");
+        assert!(complaints.is_empty(), "{complaints:?}");
+    }
+}
+
+/// Parts of a copy move into its source and stay there: the target of the next copy has as many
+/// edges more.
+#[test]
+fn parts_of_copies_that_stay_are_found() {
+    const ROUNDS: u32 = 60;
+    const PARTS: u32 = 20;
+    let (_dev, tree) = open();
+    let apply = |fill: &dyn Fn(&mut Batch)| {
+        let mut batch = Batch::new();
+        fill(&mut batch);
+        tree.apply(batch).expect("there is room");
+    };
+    let value = |part: u32| vec![part as u8; 600];
+    apply(&|batch| (0..PARTS).for_each(|part| batch.put(format!("s/{part:05}/k"), value(part))));
+    for round in 0..ROUNDS {
+        apply(&|batch| batch.clone_prefix("s/", "c/"));
+        apply(&|batch| {
+            for part in 0..PARTS {
+                let moved = format!("s/{:05}/", 1000 + part * 1000 + round);
+                batch.clone_prefix(format!("c/{part:05}/"), moved);
+                batch.delete_prefix(format!("c/{part:05}/"));
+            }
+        });
+        apply(&|batch| batch.delete_prefix("c/"));
+    }
+    let all = |tree: &Tree| {
+        let found = tree
+            .scan(b"s/", Some(b"s0"))
+            .map(|pair| pair.expect("reads"));
+        let numbers = found.map(|(key, found)| {
+            let key = String::from_utf8(key.to_vec()).expect("a name");
+            let number: u32 = key[2..7].parse().expect("a number");
+            let part = if number < 1000 {
+                number
+            } else {
+                number / 1000 - 1
+            };
+            assert!(found == value(part), "{key}");
+            number
+        });
+        numbers.collect::<Vec<_>>()
+    };
+    let moved = (0..PARTS).flat_map(|part| (0..ROUNDS).map(move |n| 1000 + part * 1000 + n));
+    let expected: Vec<_> = (0..PARTS).chain(moved).collect();
+    assert_eq!(all(&tree), expected);
+    tree.checkpoint().expect("there is room");
+    assert_eq!(all(&tree), expected);
+    let stats = tree.stats();
+    println!("height {}, {} nodes", stats.height, stats.nodes);
+    assert!(stats.height <= 64, "{stats:?}");
+    let complaints = tree.verify(&mut |_| {}).expect("reads");
+    assert!(complaints.is_empty(), "{complaints:?}");
+}
+
 #[test]
 fn a_long_chain_of_nodes_in_memory_is_dropped_without_a_deep_stack() {
     let small = std::thread::Builder::new().stack_size(512 << 10);

@@ -22,6 +22,10 @@
 //! once, however many clones are made of a place that stays as it is, and no clone waits for a
 //! flush.
 //!
+//! GOTOs among the waiting messages become edges of the target, each to the lowest node that holds all
+//! it shows. As messages they would lead each edge of the next target through all targets before it,
+//! also where nothing is shown.
+//!
 //! Each clone of such a chain adds a segment to the node of the clone before. When a node has many,
 //! the flusher makes a compacted copy of it ([`CompactedCopies::make`]). The next clone goes on
 //! from that copy instead, with the segments that were added meanwhile on top (see `compacted.rs`).
@@ -34,7 +38,7 @@ use bytes::Bytes;
 
 use crate::clone::compacted::{BUFFER_PART, CompactedCopies, OVER_FANOUT_MAX};
 use crate::counters::{Counters, bump};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, if_readable};
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
 use crate::node::buffer::Buffer;
@@ -44,8 +48,10 @@ use crate::node::run_view::RunView;
 use crate::node::skeleton::{Child, Edge, HEIGHT_PATIENT, SegRef, Skeleton};
 use crate::paths::StructuralPath;
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
+use crate::reshape::convert::Converter;
 use crate::reshape::gather::gather_range;
 use crate::reshape::make::NodeMaker;
+use crate::reshape::split::Splitter;
 use crate::shape::TreeShape;
 use crate::store::cache::NodeCache;
 use crate::store::handles::Handles;
@@ -62,6 +68,9 @@ const COPIED_MAX: usize = 8;
 /// Messages are gathered, to count those that newer messages leave, when they are at most so many
 /// times that limit.
 const GATHERED_MAX: usize = 16;
+
+/// The target of a clone has at most so many times the fanout of a node.
+const EDGES_MAX: usize = 2;
 
 /// Outcome of looking for the state of a range.
 pub(crate) enum Captured {
@@ -285,6 +294,8 @@ pub(crate) fn capture(
         shape: &store.shape,
         counters: &store.counters,
         maker: NodeMaker::of(store),
+        converter: Converter::of(store),
+        splitter: Splitter::of(store),
         sharing: &store.sharing,
         root,
         range,
@@ -323,6 +334,8 @@ struct Capture<'a> {
     shape: &'a TreeShape,
     counters: &'a Counters,
     maker: NodeMaker<'a>,
+    converter: Converter<'a>,
+    splitter: Splitter<'a>,
     sharing: &'a Sharing,
     root: &'a Arc<Handle>,
     range: &'a KeyRange,
@@ -469,6 +482,7 @@ impl Capture<'_> {
                 }
             }
         }
+        let mut copy = self.with_edges(copy)?;
         let is_low = self.is_as_low_as_it_gets(&copy);
         let terms = CloneTerms {
             patient: self.terms.patient || is_low,
@@ -487,6 +501,20 @@ impl Capture<'_> {
             node,
         });
         Ok(Captured::Message { msg, moves: true })
+    }
+
+    /// The target with edges in the place of the GOTOs among its messages, and with levels more if
+    /// they are many.
+    fn with_edges(&self, mut copy: Skeleton) -> Result<Skeleton> {
+        if !copy.segs.iter().any(|seg| seg.goto_height > 0) {
+            return Ok(copy);
+        }
+        self.converter.convert_target(&mut copy)?;
+        if copy.width() > EDGES_MAX * self.shape.fanout {
+            let split = self.splitter.within_fanout(copy.clone(), None);
+            return Ok(if_readable(split)?.unwrap_or(copy));
+        }
+        Ok(copy)
     }
 
     /// Whether `copy` is high, and only over nodes that flattening did not help.

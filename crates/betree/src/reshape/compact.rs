@@ -276,17 +276,22 @@ pub(crate) fn drop_dead_segments(nodes: &NodeCache, node: &mut Skeleton) -> Resu
         n += 1;
         seg.bytes > 0
     });
-    let mut last_empty = None;
-    node.edges.retain(|edge| {
-        let empty = edge.child.is_none().then_some(edge.watermark);
-        let same = empty.is_some() && empty == last_empty;
-        last_empty = empty;
-        !same
-    });
+    node.join_empty_edges();
     Ok(())
 }
 
 impl Skeleton {
+    /// Joins neighbours without a child that see the same messages.
+    pub(crate) fn join_empty_edges(&mut self) {
+        let mut last_empty = None;
+        self.edges.retain(|edge| {
+            let empty = edge.child.is_none().then_some(edge.watermark);
+            let same = empty.is_some() && empty == last_empty;
+            last_empty = empty;
+            !same
+        });
+    }
+
     /// The first of the newest segments that are to be merged.
     pub(crate) fn merge_start(&self, tiers: Tiers) -> usize {
         let ages = self.ages();

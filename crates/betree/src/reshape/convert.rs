@@ -106,21 +106,9 @@ impl<'a> Converter<'a> {
     /// Turns range messages of a node into edges, where that is due. Returns the edges whose
     /// children are new, and were not maintained yet.
     pub(crate) fn convert(&self, node: &mut Skeleton) -> Result<Vec<usize>> {
-        let mut with_ranges = false;
-        for seg in &node.segs {
-            with_ranges |= self.nodes.run(&seg.run)?.has_ranges();
-        }
-        if !with_ranges {
+        let Some(mut unsettled) = self.cut_at_ranges(node)? else {
             return Ok(Vec::new());
-        }
-        let mut edges = Vec::with_capacity(node.edges.len());
-        for at in 0..node.edges.len() {
-            let pieces = self.pieces(node, at)?;
-            self.convert_edge(node, at, pieces, &mut edges);
-        }
-        let (edges, unsettled) = edges.into_iter().unzip();
-        node.edges = edges;
-        let mut unsettled = Unsettled(unsettled);
+        };
         self.absorber.absorb(node, &mut unsettled)?;
         for at in unsettled.all(Waits::Narrow) {
             self.narrower.narrow_edge(node, at)?;
@@ -130,6 +118,65 @@ impl<'a> Converter<'a> {
         // new label when this one takes its place there.
         node.height = node.label()?;
         Ok(unsettled.all(Waits::Maintain))
+    }
+
+    /// The same for the target of a clone that is being made: each edge leads to the lowest node that
+    /// holds all it shows, and no edges are absorbed. A clone of this target finds edges there, which
+    /// lead on at once; messages would make each edge of it a path through all targets before.
+    pub(crate) fn convert_target(&self, node: &mut Skeleton) -> Result<()> {
+        let Some(mut unsettled) = self.cut_at_ranges(node)? else {
+            return Ok(());
+        };
+        for at in unsettled.all(Waits::Narrow) {
+            self.narrower.narrow_edge(node, at)?;
+        }
+        self.join_alike(node, &mut unsettled)?;
+        self.drop_converted(node)
+    }
+
+    /// Drops the segments in memory of which no edge sees a message any more.
+    fn drop_converted(&self, node: &mut Skeleton) -> Result<()> {
+        let mut seen = Vec::with_capacity(node.segs.len());
+        for seg in &node.segs {
+            let run = self.nodes.run(&seg.run)?;
+            let mut is_seen = !run.is_fresh();
+            for at in 0..node.edges.len() {
+                let part = seg.clip.intersect(&node.edge_range(at));
+                let watermark = node.edges[at].watermark;
+                if is_seen || part.is_empty() || seg.points_step() < watermark {
+                    continue;
+                }
+                let with_ranges = seg.ranges_step() >= watermark;
+                let inside = seg.translation.range(&part);
+                let pressure = run.measure_pressure(self.nodes, &inside, with_ranges)?;
+                is_seen = pressure.count > 0;
+            }
+            seen.push(is_seen);
+        }
+        let mut seen = seen.into_iter();
+        node.segs.retain(|_| seen.next().unwrap_or(true));
+        node.join_empty_edges();
+        Ok(())
+    }
+
+    /// Cuts the edges of a node at its range messages, where these become edges. `None` for a node
+    /// without range messages.
+    fn cut_at_ranges(&self, node: &mut Skeleton) -> Result<Option<Unsettled>> {
+        let mut with_ranges = false;
+        for seg in &node.segs {
+            with_ranges |= self.nodes.run(&seg.run)?.has_ranges();
+        }
+        if !with_ranges {
+            return Ok(None);
+        }
+        let mut edges = Vec::with_capacity(node.edges.len());
+        for at in 0..node.edges.len() {
+            let pieces = self.pieces(node, at)?;
+            self.convert_edge(node, at, pieces, &mut edges);
+        }
+        let (edges, unsettled) = edges.into_iter().unzip();
+        node.edges = edges;
+        Ok(Some(Unsettled(unsettled)))
     }
 
     /// Joins neighbours that show the same interior child in the same way. A GOTO over several

@@ -46,8 +46,10 @@ use crate::store::store::Store;
 
 /// Messages that one flattening may always move, in bytes, for any size of the buffers of nodes.
 const BYTES_MIN: usize = 64 << 10;
-/// Most pieces that one flattening handles.
+/// Most edges that one flattening makes.
 const PIECES_MAX: usize = 1024;
+/// Most pieces that it looks at. Neighbours over nothing make one edge.
+const LOOKS_MAX: usize = 8 * PIECES_MAX;
 /// Of so many pieces over nodes and more, at least half lie over nodes of their own. Else most of
 /// them are copies of copies: their number has nothing to do with the number of nodes.
 const PIECES_LEAST: usize = 48;
@@ -171,7 +173,7 @@ impl<'a> Flattener<'a> {
             let Some(next) = heap.pop() else {
                 return Ok(false);
             };
-            seen.insert(next.node.id().0);
+            seen.insert((next.node.id().0, next.range.clone()));
             if count >= LOOKED_AT_LEAST && 2 * seen.len() < count {
                 return Ok(true);
             }
@@ -208,9 +210,9 @@ impl<'a> Flattener<'a> {
     /// they would not be lower.
     fn flatten(&self, node: &Skeleton, at: usize, height: u32) -> Result<Option<Vec<Edge>>> {
         let height_max = height - height / 8;
-        let mut opens = OPENS_MAX;
         // Further down there may be too many pieces; further up flattening gains less.
         for base_height in [0, height / 4, height / 2, height / 4 * 3] {
+            let mut opens = OPENS_MAX;
             let Some(mut edges) = self.rebuild_over(node, at, base_height, &mut opens)? else {
                 continue;
             };
@@ -245,21 +247,24 @@ impl<'a> Flattener<'a> {
             hi: None,
             bytes: 0,
         };
-        let (mut nodes, mut over_nodes) = (HashSet::new(), 0);
-        for _ in 0..PIECES_MAX {
+        let (mut parts, mut over_nodes, mut edges) = (HashSet::new(), 0, 0);
+        for _ in 0..LOOKS_MAX {
             let piece = match pieces.next_piece(self.prefetch, base_height, opens)? {
                 NextPiece::Found(piece) => piece,
                 NextPiece::End => return builder.finish().map(Some),
                 NextPiece::TooFar => return Ok(None),
             };
-            if let Base::Node(node, _) = &piece.base {
-                nodes.insert(node.id().0);
+            if let Base::Node(node, translation) = &piece.base {
+                parts.insert((node.id().0, translation.range(&piece.range)));
                 over_nodes += 1;
             }
-            if over_nodes >= PIECES_LEAST && 2 * nodes.len() < over_nodes {
+            if over_nodes >= PIECES_LEAST && 2 * parts.len() < over_nodes {
                 return Ok(None);
             }
-            builder.add(&piece)?;
+            edges += usize::from(builder.add(&piece)?);
+            if edges > PIECES_MAX {
+                return Ok(None);
+            }
             if builder.bytes > self.shape.buffer_bytes.max(BYTES_MIN) {
                 return Ok(None);
             }
@@ -273,7 +278,8 @@ impl Builder<'_> {
         (self.with.shape.fanout * 3 / 4).max(2)
     }
 
-    fn add(&mut self, piece: &Frame) -> Result<()> {
+    /// Adds a piece. Returns whether it takes an edge of its own.
+    fn add(&mut self, piece: &Frame) -> Result<bool> {
         let range = &piece.range;
         let child = match &piece.base {
             Base::Nothing => None,
@@ -287,7 +293,8 @@ impl Builder<'_> {
             }
             Base::Draft(_) => unreachable!("a draft has no height to stop at"),
         };
-        if !self.extends_last(child.as_ref(), range) {
+        let is_new = !self.extends_last(child.as_ref(), range);
+        if is_new {
             if width(&self.edges) >= self.per_node()
                 || self.points.size_bytes() >= self.with.shape.buffer_bytes
             {
@@ -309,7 +316,7 @@ impl Builder<'_> {
             self.points.push_point(key, point.detached());
         }
         self.bytes += self.points.size_bytes() - before;
-        Ok(())
+        Ok(is_new)
     }
 
     /// Whether the last edge goes on: only a border of messages cut the piece off.
