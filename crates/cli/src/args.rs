@@ -65,17 +65,17 @@ pub enum Verb {
     Fork(Fork),
     /// Tell the forks: their origin, age, space, changes and users
     ///
-    /// Each fork stands below the tree that it was made of. The command tells the forks that the caller
+    /// Each fork is listed below the tree that it was made of. The command tells the forks that the caller
     /// could find by its own permissions. Space, changes and users are told of forks that the caller owns.
     Forks(Forks),
     /// Remove forks with everything in them and their bases, each in constant time
     ///
-    /// The command refuses trees that are no forks, and forks that a process uses.
+    /// The command refuses trees that are no forks, and without --force forks that a process uses.
     Drop(Drop),
     /// Bring a fork back to the state that it began with
     ///
     /// A clone of the base takes the place of the fork, atomically. The command refuses a fork that a
-    /// process uses.
+    /// process uses, unless --force is given.
     Reset(Reset),
     /// Make a fork a new one of its source, with its changes
     ///
@@ -85,7 +85,7 @@ pub enum Verb {
     /// the last name of its path; HEAD and index are those of the source. The fork as it was stays,
     /// with the name FORK.refresh-K, until it is dropped. After conflicts nothing is changed, and the
     /// exit status is 1; after another failure it is 2. The command refuses a fork that a process
-    /// uses.
+    /// uses, unless --force is given.
     Refresh(Refresh),
     /// Bring the changes of a fork into the directory that it was made of
     ///
