@@ -707,7 +707,7 @@ fn remove_one(path: &Path, is_forced: bool) -> Outcome {
 }
 
 /// Removes an entry that has this status, by system calls of which watchers hear.
-fn remove_seen(root: &Root, name: &OsStr, seen: &Stat) -> Answer {
+pub fn remove_seen(root: &Root, name: &OsStr, seen: &Stat) -> Answer {
     let request = StageRequest::Remove {
         name: name.as_bytes().to_vec(),
     };

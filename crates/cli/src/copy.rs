@@ -168,7 +168,7 @@ pub fn put_in_place(
             if !is_same(&old, &existing) {
                 return Ok(());
             }
-            dir.remove(name).map_err(|e| {
+            control::remove_seen(dir, name, &old).map_err(|e| {
                 // The user keeps both in the end: nothing that was there is lost.
                 let undone = rename(RenameFlags::EXCHANGE).is_ok();
                 let user = rustix::process::geteuid().as_raw();

@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use ramet_e2e::{Bed, Mount, force_unmount, kill_and_wait, number, ramet_bin, seeded};
+use ramet_e2e::{Bed, Mount, force_unmount, kill_and_wait, number, ramet_bin, run_ok, seeded};
 use ramet_fs::control::{
     NameRequest, SOURCE, STAGE, decode_source_reply, decode_stat_reply, encode_stat_reply,
 };
@@ -259,6 +259,34 @@ fn watchers_hear_of_a_replaced_tree_from_the_bottom_up() {
         let mut again = Watcher::of(root, &["dst/a/b"]);
         fs::write(root.join("dst/a/b/f"), "more").unwrap();
         again.hears(&["dst/a/b:MODIFY:f"]);
+    });
+}
+
+#[test]
+fn watchers_hear_that_a_tree_which_another_one_moves_over_is_gone() {
+    on_both(|mount| {
+        let root = mount.root();
+        make_tree(root, "src", "new");
+        make_tree(root, "dst", "old");
+        look_at_all(root);
+        let mut watcher = Watcher::of(root, &[".", "dst", "dst/a/b/f"]);
+        let [src, dst] = ["src", "dst"].map(|name| root.join(name));
+        let line = [Path::new("mv"), Path::new("--replace"), &src, &dst];
+        run_ok(ramet_bin(), &line);
+        watcher.hears(&["dst/a/b/f:DELETE_SELF:", "dst:DELETE_SELF:"]);
+        let heard = watcher.all(".");
+        let names = heard.iter().filter(|event| event.starts_with(".:"));
+        // The two exchange their names, and the old tree goes by its new name.
+        let expected = [
+            ".:MOVED_FROM:src",
+            ".:MOVED_TO:dst",
+            ".:MOVED_FROM:dst",
+            ".:MOVED_TO:src",
+            ".:MOVED_FROM:src",
+        ];
+        assert!(names.eq(&expected), "{heard:?}");
+        assert!(!src.exists());
+        assert_eq!(fs::read_to_string(dst.join("a/b/f")).unwrap(), "new");
     });
 }
 
