@@ -60,8 +60,9 @@ pub enum Verb {
     /// Clone a directory tree, and remember its origin
     ///
     /// A fork is a clone with a base: the state that it began with is kept, so that `ramet reset` can
-    /// go back to it and `ramet forks` can count the changes. Making one takes constant time, and the
-    /// base takes space only for changes of both sides. The command prints the path of each fork.
+    /// go back to it and `ramet forks` can count the changes. Making one takes constant time, but for the
+    /// index of a git tree, which gets the inode numbers of the fork. The base takes space only for
+    /// changes of both sides. The command prints the path of each fork.
     Fork(Fork),
     /// Tell the forks: their origin, age, space, changes and users
     ///
