@@ -220,3 +220,53 @@ fn a_pass_beside_a_reader_leaves_space_for_batches() {
     put_all(&tree, "c", 0..1000, 5);
     assert_eq!(reader.get(b"c/00000000").unwrap(), None);
 }
+
+/// A tree with one small leaf, and no messages.
+fn with_small_leaf() -> (Arc<dyn Device>, Tree) {
+    let (device, tree) = tree_of(64 << 20);
+    put_all(&tree, "a", 0..4, 1);
+    put_all(&tree, "gone", 0..50, 1);
+    let mut batch = Batch::new();
+    batch.delete_prefix("gone/");
+    tree.apply(batch).unwrap();
+    tree.checkpoint().unwrap();
+    idle(&tree);
+    assert_eq!((tree.stats().leaves, tree.stats().segments), (1, 0));
+    (device, tree)
+}
+
+/// The messages of a tree that is gone, and the deletion of their range, wait above one leaf. They
+/// are far from filling a buffer.
+#[test]
+fn messages_that_a_range_deletion_covers_give_their_space_back() {
+    for is_cloned in [false, true] {
+        let (device, tree) = with_small_leaf();
+        let mut batch = Batch::new();
+        for number in 0..50 {
+            batch.put(key("c", number), value(number));
+        }
+        if is_cloned {
+            batch.clone_prefix("a/", "c/a/");
+        }
+        tree.apply(batch).unwrap();
+        tree.checkpoint().unwrap();
+        let full = tree.stats().allocated_bytes;
+        let mut batch = Batch::new();
+        batch.delete_prefix("c/");
+        tree.apply(batch).unwrap();
+        tree.checkpoint().unwrap();
+        idle(&tree);
+        let stats = tree.stats();
+        println!("{full} {}", stats.allocated_bytes);
+        assert!(
+            stats.allocated_bytes + 40 * VALUE as u64 <= full,
+            "{full} {stats:?}"
+        );
+        assert_eq!(contents(&tree).len(), 4);
+        assert_sound(&tree);
+        assert_eq!(idle(&tree), 0, "a second pass is not due");
+        drop(tree);
+        let tree = Tree::open(device, options()).unwrap();
+        assert_eq!(contents(&tree).len(), 4);
+    }
+}

@@ -147,6 +147,29 @@ impl<'a> Compactor<'a> {
         Ok(())
     }
 
+    /// Merges the newest segments of a node when newer range messages cover most of one, without the
+    /// covered messages. Returns whether it did.
+    ///
+    /// A range message that covers no whole edge waits for others, and on an idle volume none come.
+    pub(crate) fn merge_covered(&self, node: &mut Skeleton) -> Result<bool> {
+        let worth = self.shape.leaf_bytes as u64 / 8;
+        let covered = self.survey.covered_bytes(node, worth / 2)?;
+        let mut from = None;
+        let (mut alive, mut dead) = (0u64, 0u64);
+        for (at, seg) in node.segs.iter().enumerate().rev() {
+            alive += seg.bytes - covered[at];
+            // A segment in memory takes no space. That of a shared one becomes free when the others
+            // are gone as well; targets of GOTOs that are covered too are often the only ones.
+            if covered[at] > 0 && !self.nodes.run(&seg.run)?.is_fresh() {
+                dead += covered[at];
+                if dead >= worth && alive < dead / LIVE_PART {
+                    from = Some(at);
+                }
+            }
+        }
+        from.map_or(Ok(false), |from| self.merge_from(node, from))
+    }
+
     /// Merges the newest segments while there are too many. Before a checkpoint it also merges the
     /// segments that the checkpoint would write, which costs no write.
     pub(crate) fn merge_segments(

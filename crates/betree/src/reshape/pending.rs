@@ -159,6 +159,39 @@ impl<'a> Survey<'a> {
         Ok(sum)
     }
 
+    /// Bytes of each segment that newer range messages of the node cover, an estimate: such points
+    /// are dead. Segments of less than `least` bytes have none.
+    pub(crate) fn covered_bytes(&self, node: &Skeleton, least: u64) -> Result<Vec<u64>> {
+        let mut sum = vec![0u64; node.segs.len()];
+        for (newer, seg) in node.segs.iter().enumerate() {
+            let run = self.nodes.run(&seg.run)?;
+            if !run.has_ranges() {
+                continue;
+            }
+            for at in 0..node.edges.len() {
+                let watermark = node.edges[at].watermark;
+                let part = seg.clip.intersect(&node.edge_range(at));
+                if part.is_empty() || seg.ranges_step() < watermark {
+                    continue;
+                }
+                let back = seg.translation.inverse(&part.lo);
+                for (covered, _) in run.ranges_in(&seg.translation.range(&part)) {
+                    let covered = back.range(&covered);
+                    for (older, sum) in node.segs[..newer].iter().zip(&mut sum) {
+                        if older.bytes >= least && older.points_step() >= watermark {
+                            *sum += self.bytes_of(older, &covered)? as u64;
+                        }
+                    }
+                }
+            }
+        }
+        // Ranges of two segments may meet.
+        for (sum, seg) in sum.iter_mut().zip(&node.segs) {
+            *sum = seg.bytes.min(*sum);
+        }
+        Ok(sum)
+    }
+
     /// Bytes of a leaf child that `range` (of the node's key space) meets; blocks that it shares
     /// count half. 0 for an unreadable leaf.
     fn bytes_below(&self, edge: &Edge, range: &KeyRange) -> Result<usize> {

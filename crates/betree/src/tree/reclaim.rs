@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!  checkpoint       space of removed nodes becomes free; the journal goes on at its front
+//!  root             messages that range messages cover are dropped where they are many
 //!  leaves           messages that wait are applied where they replace much (`reshape/idle.rs`)
 //!  journal          space behind the front goes back to the host
 //!  free space       space beyond the reserves goes back to the host
@@ -24,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 
-use crate::error::Result;
+use crate::error::{Result, if_readable};
 use crate::key::range::KeyRange;
 use crate::paths::StructuralPath;
 use crate::reshape::idle::STEP_BYTES;
@@ -73,6 +74,8 @@ pub(crate) struct Reclaimer {
     /// Only one step at a time is made, so it is held over a step.
     pass: Mutex<Pass>,
     checkpointer: Arc<Checkpointer>,
+    /// Number of the last batch when covered messages of the root were looked for.
+    covered_at: AtomicU64,
     /// Where to look for free extents that an earlier mount left allocated.
     bare_from: AtomicU64,
     is_bare_done: AtomicBool,
@@ -85,6 +88,7 @@ impl Reclaimer {
             root,
             pass: Mutex::default(),
             checkpointer,
+            covered_at: AtomicU64::new(0),
             bare_from: AtomicU64::new(0),
             is_bare_done: AtomicBool::new(false),
         }
@@ -105,7 +109,7 @@ impl Reclaimer {
             self.checkpointer.checkpoint_idle()?;
             return Ok(true);
         }
-        if self.step_over_leaves()? {
+        if self.drop_covered()? || self.step_over_leaves()? {
             return Ok(true);
         }
         if journal.host_room().is_spread() {
@@ -121,6 +125,20 @@ impl Reclaimer {
         self.bare_from.store(next.unwrap_or(0), Ordering::Relaxed);
         self.is_bare_done.store(next.is_none(), Ordering::Relaxed);
         Ok(next.is_some())
+    }
+
+    /// Drops covered messages of the root, if there were batches since the last time. Returns whether
+    /// there were many.
+    fn drop_covered(&self) -> Result<bool> {
+        let seq = self.root.seq();
+        if self.covered_at.swap(seq, Ordering::Relaxed) == seq {
+            return Ok(false);
+        }
+        let has_changed = if_readable(self.root.drop_covered())?.unwrap_or(false);
+        if has_changed {
+            self.checkpointer.checkpoint_idle()?;
+        }
+        Ok(has_changed)
     }
 
     /// Bytes of messages that came to rest in interior nodes since the volume was opened, as they are

@@ -11,6 +11,7 @@ use crate::node::run_view::RunView;
 use crate::node::skeleton::Skeleton;
 use crate::paths::StructuralPath;
 use crate::read::lookup::View;
+use crate::reshape::compact::Compactor;
 use crate::reshape::condense::{CondenseStep, Condenser};
 use crate::reshape::idle::{IdleRewriter, IdleStep};
 use crate::reshape::maintain::Maintainer;
@@ -226,6 +227,19 @@ impl Root {
             let step = IdleRewriter::of(store).step(Maintainer::of(store), root, from)?;
             let has_changed = step.has_changed;
             Ok((step, has_changed))
+        })
+    }
+
+    /// Drops messages of the root that range messages of the root cover, if they are many. Returns
+    /// whether it did.
+    ///
+    /// # Errors
+    /// Those of reads and writes; then nothing has changed.
+    pub(crate) fn drop_covered(&self) -> Result<bool> {
+        let _structure = self.structure.lock();
+        self.rebuild_if(|store, root| {
+            let has_changed = Compactor::of(store).merge_covered(root)?;
+            Ok((has_changed, has_changed))
         })
     }
 
