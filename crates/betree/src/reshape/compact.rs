@@ -3,7 +3,7 @@
 
 use crate::counters::Counters;
 use crate::reshape::make::NodeMaker;
-use crate::reshape::pending::Survey;
+use crate::reshape::pending::{Survey, seen_of};
 use crate::store::cache::NodeCache;
 use crate::store::handles::Handles;
 use crate::store::space::Space;
@@ -265,29 +265,12 @@ pub(crate) fn drop_dead_segments(nodes: &NodeCache, node: &mut Skeleton) -> Resu
     let next_step = node.next_step();
     let mut live = vec![0u64; node.segs.len()];
     for at in 0..node.edges.len() {
-        let range = node.edge_range(at);
-        let watermark = node.edges[at].watermark;
+        let (range, watermark) = (node.edge_range(at), node.edges[at].watermark);
         let mut sees = false;
-        for (n, seg) in node
-            .segs
-            .iter()
-            .enumerate()
-            .filter(|(_, s)| s.points_step() >= watermark)
-        {
-            let part = seg.clip.intersect(&range);
-            if part.is_empty() {
-                continue;
-            }
-            let with_ranges = seg.ranges_step() >= watermark;
-            let pressure = nodes.run(&seg.run)?.measure_pressure(
-                nodes,
-                &seg.translation.range(&part),
-                with_ranges,
-            )?;
-            if pressure.count > 0 {
-                sees = true;
-                live[n] += pressure.bytes as u64;
-            }
+        for (seg, live) in node.segs.iter().zip(&mut live) {
+            let pressure = seen_of(nodes, seg, watermark, &range)?;
+            sees |= pressure.count > 0;
+            *live += pressure.bytes as u64;
         }
         if !sees {
             node.edges[at].watermark = next_step;

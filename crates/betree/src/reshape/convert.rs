@@ -15,6 +15,7 @@ use crate::node::skeleton::{Child, Edge, Skeleton};
 use crate::paths::StructuralPath;
 use crate::reshape::absorb::{Absorber, Unsettled, Waits};
 use crate::reshape::narrow::Narrower;
+use crate::reshape::pending::seen_of;
 use crate::store::store::Store;
 
 /// The future of a part of an edge's range.
@@ -110,10 +111,7 @@ impl<'a> Converter<'a> {
             return Ok(Vec::new());
         };
         self.absorber.absorb(node, &mut unsettled)?;
-        for at in unsettled.all(Waits::Narrow) {
-            self.narrower.narrow_edge(node, at)?;
-        }
-        self.join_alike(node, &mut unsettled)?;
+        self.settle(node, &mut unsettled)?;
         // An edge that absorbed others may lead to a higher node than before. The node above gets a
         // new label when this one takes its place there.
         node.height = node.label()?;
@@ -127,34 +125,32 @@ impl<'a> Converter<'a> {
         let Some(mut unsettled) = self.cut_at_ranges(node)? else {
             return Ok(());
         };
+        self.settle(node, &mut unsettled)?;
+        self.drop_converted(node)
+    }
+
+    /// Narrows the edges that wait for it, and joins neighbours that are alike.
+    fn settle(&self, node: &mut Skeleton, unsettled: &mut Unsettled) -> Result<()> {
         for at in unsettled.all(Waits::Narrow) {
             self.narrower.narrow_edge(node, at)?;
         }
-        self.join_alike(node, &mut unsettled)?;
-        self.drop_converted(node)
+        self.join_alike(node, unsettled)
     }
 
     /// Drops the segments in memory of which no edge sees a message any more.
     fn drop_converted(&self, node: &mut Skeleton) -> Result<()> {
-        let mut seen = Vec::with_capacity(node.segs.len());
+        let mut is_seen = Vec::with_capacity(node.segs.len());
         for seg in &node.segs {
-            let run = self.nodes.run(&seg.run)?;
-            let mut is_seen = !run.is_fresh();
-            for at in 0..node.edges.len() {
-                let part = seg.clip.intersect(&node.edge_range(at));
-                let watermark = node.edges[at].watermark;
-                if is_seen || part.is_empty() || seg.points_step() < watermark {
-                    continue;
-                }
-                let with_ranges = seg.ranges_step() >= watermark;
-                let inside = seg.translation.range(&part);
-                let pressure = run.measure_pressure(self.nodes, &inside, with_ranges)?;
-                is_seen = pressure.count > 0;
-            }
-            seen.push(is_seen);
+            is_seen.push(!self.nodes.run(&seg.run)?.is_fresh());
         }
-        let mut seen = seen.into_iter();
-        node.segs.retain(|_| seen.next().unwrap_or(true));
+        for (at, edge) in node.edges.iter().enumerate() {
+            let range = node.edge_range(at);
+            for (seg, is_seen) in node.segs.iter().zip(&mut is_seen) {
+                *is_seen = *is_seen || seen_of(self.nodes, seg, edge.watermark, &range)?.count > 0;
+            }
+        }
+        let mut is_seen = is_seen.into_iter();
+        node.segs.retain(|_| is_seen.next().unwrap_or(true));
         node.join_empty_edges();
         Ok(())
     }

@@ -94,7 +94,9 @@ struct Builder<'a> {
     done: Vec<Edge>,
     /// End of the last edge.
     hi: Option<Bytes>,
-    /// Bytes of messages so far.
+    /// Edges so far, ...
+    made: usize,
+    /// ... and bytes of messages.
     bytes: usize,
 }
 
@@ -245,9 +247,10 @@ impl<'a> Flattener<'a> {
             points: Buffer::default(),
             done: Vec::new(),
             hi: None,
+            made: 0,
             bytes: 0,
         };
-        let (mut parts, mut over_nodes, mut edges) = (HashSet::new(), 0, 0);
+        let (mut parts, mut over_nodes) = (HashSet::new(), 0);
         for _ in 0..LOOKS_MAX {
             let piece = match pieces.next_piece(self.prefetch, base_height, opens)? {
                 NextPiece::Found(piece) => piece,
@@ -261,11 +264,9 @@ impl<'a> Flattener<'a> {
             if over_nodes >= PIECES_LEAST && 2 * parts.len() < over_nodes {
                 return Ok(None);
             }
-            edges += usize::from(builder.add(&piece)?);
-            if edges > PIECES_MAX {
-                return Ok(None);
-            }
-            if builder.bytes > self.shape.buffer_bytes.max(BYTES_MIN) {
+            builder.add(&piece)?;
+            let bytes_max = self.shape.buffer_bytes.max(BYTES_MIN);
+            if builder.made > PIECES_MAX || builder.bytes > bytes_max {
                 return Ok(None);
             }
         }
@@ -278,8 +279,7 @@ impl Builder<'_> {
         (self.with.shape.fanout * 3 / 4).max(2)
     }
 
-    /// Adds a piece. Returns whether it takes an edge of its own.
-    fn add(&mut self, piece: &Frame) -> Result<bool> {
+    fn add(&mut self, piece: &Frame) -> Result<()> {
         let range = &piece.range;
         let child = match &piece.base {
             Base::Nothing => None,
@@ -293,8 +293,8 @@ impl Builder<'_> {
             }
             Base::Draft(_) => unreachable!("a draft has no height to stop at"),
         };
-        let is_new = !self.extends_last(child.as_ref(), range);
-        if is_new {
+        if !self.extends_last(child.as_ref(), range) {
+            self.made += 1;
             if width(&self.edges) >= self.per_node()
                 || self.points.size_bytes() >= self.with.shape.buffer_bytes
             {
@@ -316,7 +316,7 @@ impl Builder<'_> {
             self.points.push_point(key, point.detached());
         }
         self.bytes += self.points.size_bytes() - before;
-        Ok(is_new)
+        Ok(())
     }
 
     /// Whether the last edge goes on: only a border of messages cut the piece off.

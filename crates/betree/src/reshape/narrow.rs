@@ -4,6 +4,7 @@ use crate::error::{Result, if_readable};
 use crate::key::range::KeyRange;
 use crate::node::handle::Kind;
 use crate::node::skeleton::{Child, Skeleton};
+use crate::reshape::pending::seen_of;
 use crate::store::cache::NodeCache;
 use crate::store::store::Store;
 
@@ -33,16 +34,7 @@ impl<'a> Narrower<'a> {
     fn sees_messages(&self, node: &Skeleton, at: usize, range: &KeyRange) -> Result<bool> {
         let edge = &node.edges[at];
         for seg in node.visible(edge) {
-            let part = seg.clip.intersect(range);
-            let with_ranges = seg.ranges_step() >= edge.watermark;
-            if !part.is_empty()
-                && self
-                    .nodes
-                    .run(&seg.run)?
-                    .measure_pressure(self.nodes, &seg.translation.range(&part), with_ranges)?
-                    .count
-                    > 0
-            {
+            if seen_of(self.nodes, seg, edge.watermark, range)?.count > 0 {
                 return Ok(true);
             }
         }

@@ -2,6 +2,7 @@
 
 use crate::error::{Result, if_readable};
 use crate::key::range::KeyRange;
+use crate::node::buffer::Pressure;
 use crate::node::handle::{Handle, Kind};
 use crate::node::skeleton::{Edge, SegRef, Skeleton};
 use crate::shape::TreeShape;
@@ -159,8 +160,8 @@ impl<'a> Survey<'a> {
         Ok(sum)
     }
 
-    /// Bytes of each segment that newer range messages of the node cover, an estimate: such points
-    /// are dead. Segments of less than `least` bytes have none.
+    /// The bytes of each segment that newer range messages of the node cover, estimated. Covered
+    /// points are dead. Segments of less than `least` bytes have none.
     pub(crate) fn covered_bytes(&self, node: &Skeleton, least: u64) -> Result<Vec<u64>> {
         let mut sum = vec![0u64; node.segs.len()];
         for (newer, seg) in node.segs.iter().enumerate() {
@@ -231,4 +232,23 @@ impl<'a> Survey<'a> {
             _ => Ok(0),
         }
     }
+}
+
+/// The messages that an edge with this watermark sees of a segment in `range`, its own range or a
+/// part.
+pub(crate) fn seen_of(
+    nodes: &NodeCache,
+    seg: &SegRef,
+    watermark: u64,
+    range: &KeyRange,
+) -> Result<Pressure> {
+    let part = seg.clip.intersect(range);
+    if part.is_empty() || seg.points_step() < watermark {
+        return Ok(Pressure::default());
+    }
+    let with_ranges = seg.ranges_step() >= watermark;
+    let inside = seg.translation.range(&part);
+    nodes
+        .run(&seg.run)?
+        .measure_pressure(nodes, &inside, with_ranges)
 }
