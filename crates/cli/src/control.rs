@@ -72,6 +72,16 @@ pub struct DaemonState {
     /// The mounts that show snapshots beside this mount of the volume.
     #[serde(default)]
     pub snapshot_mounts: Vec<SnapshotMount>,
+    /// The processes that the daemon has in its mount.
+    #[serde(default)]
+    pub own_processes: OwnProcesses,
+}
+
+/// Processes of the daemon that open something in its mount for a moment.
+#[derive(Clone, Copy, Default, serde::Deserialize)]
+pub struct OwnProcesses {
+    pub begun: u64,
+    pub running: u64,
 }
 
 /// A mount that shows a snapshot beside that of its volume.

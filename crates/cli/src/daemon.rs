@@ -1,12 +1,9 @@
 //! The process that serves a mounted volume.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
 
 use ramet_block::owner::Contents;
 use ramet_block::superblock::read_superblock;
@@ -22,6 +19,7 @@ use crate::failure::{Failure, Outcome, reason, status};
 use crate::log::Log;
 use crate::refusal::refusal;
 use crate::watcher::Watcher;
+use crate::write_backs::WriteBacks;
 use crate::{host, inherited, output, owner, policy, pressure};
 
 /// The line on standard output that the daemon writes when the mount is usable.
@@ -158,10 +156,11 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
         }
     };
     pressure::watch(&volume);
-    follow_policy(&volume, plan)?;
+    let write_backs = Arc::new(WriteBacks::of(&plan.dir, mounted.own_processes()));
+    follow_policy(&volume, plan, &write_backs)?;
     let unmounter = mounted.unmounter();
     let parts = (unmounter.clone(), volume.clone());
-    spawn_signal_thread(signals, parts, plan.dir.clone())?;
+    spawn_signal_thread(signals, parts, write_backs)?;
     let watcher = watch(plan, &mounted)?;
     info!(volume = %plan.volume.display(), dir = %plan.dir.display(), "mounted");
     Ok(Serving {
@@ -175,12 +174,12 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
 }
 
 /// Starts the thread that makes snapshots by the policy of the volume.
-fn follow_policy(volume: &Arc<Volume>, plan: &Plan) -> Outcome {
+fn follow_policy(volume: &Arc<Volume>, plan: &Plan, write_backs: &Arc<WriteBacks>) -> Outcome {
     if plan.options.read_only {
         return Ok(());
     }
-    let dir = plan.dir.clone();
-    let started = policy::follow(volume, move || write_back(&dir));
+    let write_backs = Arc::clone(write_backs);
+    let started = policy::follow(volume, move || write_backs.take_turn().write_back());
     started.map_err(|e| Failure::new(format!("cannot start a thread: {}", reason(&e))))
 }
 
@@ -295,53 +294,20 @@ impl Serving {
     }
 }
 
-/// How long a signal waits for the write-back of mapped files.
-const WRITE_BACK_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Has the kernel write back the mapped files of the mount at `dir`, by `ramet sync`.
-///
-/// Another process sends the request. A thread that waits for an answer of its own process cannot
-/// be killed, and keeps `/dev/fuse` open. A daemon that is killed meanwhile would leave a mount
-/// without answers.
-fn write_back(dir: &Path) -> io::Result<()> {
-    let mut sync = Command::new("/proc/self/exe")
-        .arg("sync")
-        .arg("--")
-        .arg(dir)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
-    let (ended, has_ended) = mpsc::channel();
-    // The thread outlives a wait that ends early, and reaps the process whenever it ends.
-    thread::Builder::new()
-        .name("write-back".into())
-        .spawn(move || {
-            let _ = ended.send(sync.wait());
-        })?;
-    let status = has_ended
-        .recv_timeout(WRITE_BACK_PATIENCE)
-        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-    if status.success() {
-        return Ok(());
-    }
-    Err(io::Error::other(format!(
-        "'ramet sync' ended with {status}"
-    )))
-}
-
 /// Unmounts on SIGTERM, SIGINT and SIGHUP. While files are open the mount stays. Everything written
 /// so far is made durable all the same, because a machine that shuts down may not ask twice.
 fn spawn_signal_thread(
     mut signals: Signals,
     (unmounter, volume): (Unmounter, Arc<Volume>),
-    dir: PathBuf,
+    write_backs: Arc<WriteBacks>,
 ) -> Outcome {
     let thread = thread::Builder::new().name("signals".into());
     let spawned = thread.spawn(move || {
         for signal in signals.forever() {
             info!(signal, "asked to end");
-            if let Err(e) = write_back(&dir) {
+            // No other write-back begins until the mount is gone or stays: it would be in use.
+            let turn = write_backs.take_turn();
+            if let Err(e) = turn.write_back() {
                 warn!("stores into mapped files may be missing: {e}");
             }
             if let Err(e) = volume.sync_all() {

@@ -11,11 +11,30 @@ use crate::failure::{Failure, Outcome};
 use crate::mounts;
 
 /// Unmounts: by a system call if this user may, else through fusermount3.
+///
+/// # Errors
+/// The mount is in use, or the user may not unmount it.
 pub fn detach(dir: &Path, flags: UnmountFlags) -> Outcome {
+    match try_to_detach(dir, flags)? {
+        Detached::Gone => Ok(()),
+        Detached::Busy => Err(busy(dir)),
+    }
+}
+
+/// Whether a mount is gone.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Detached {
+    Gone,
+    /// A process uses it.
+    Busy,
+}
+
+/// [`detach`] for a caller that knows more of the processes that may use the mount.
+pub fn try_to_detach(dir: &Path, flags: UnmountFlags) -> Outcome<Detached> {
     match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
-        Ok(()) => return Ok(()),
+        Ok(()) => return Ok(Detached::Gone),
         Err(Errno::PERM) => {}
-        Err(Errno::BUSY) => return Err(busy(dir)),
+        Err(Errno::BUSY) => return Ok(Detached::Busy),
         Err(e) => return Err(Failure::system(dir, e)),
     }
     let mut command = Command::new("fusermount3");
@@ -30,7 +49,7 @@ pub fn detach(dir: &Path, flags: UnmountFlags) -> Outcome {
         .output()
         .map_err(|_| Failure::at(dir, "fusermount3 is missing (install the package 'fuse3')"))?;
     if out.status.success() {
-        return Ok(());
+        return Ok(Detached::Gone);
     }
     let said = String::from_utf8_lossy(&out.stderr);
     let mount = mounts::at(dir)?;
@@ -43,7 +62,7 @@ pub fn detach(dir: &Path, flags: UnmountFlags) -> Outcome {
         return Err(Failure::at(dir, why));
     }
     if said.contains("busy") || mount.is_some() && said.trim().is_empty() {
-        return Err(busy(dir));
+        return Ok(Detached::Busy);
     }
     Err(Failure::at(
         dir,
@@ -51,7 +70,7 @@ pub fn detach(dir: &Path, flags: UnmountFlags) -> Outcome {
     ))
 }
 
-fn busy(dir: &Path) -> Failure {
+pub fn busy(dir: &Path) -> Failure {
     Failure::at(
         dir,
         "busy: a file on it is open, or a process has its current directory there",

@@ -21,8 +21,11 @@ pub fn follow(
     let volume = Arc::downgrade(volume);
     let thread = thread::Builder::new().name("policy".into());
     let looks = move || {
-        while look(&volume, &write_back) {
+        // Nothing is stored through a mapping before the first look, right after the mount.
+        let mut goes_on = look(&volume, &|| Ok(()));
+        while goes_on {
             thread::sleep(PAUSE);
+            goes_on = look(&volume, &write_back);
         }
     };
     thread.spawn(looks).map(drop)

@@ -13,13 +13,15 @@ use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::args::Umount;
-use crate::control::{LastSync, Root};
-use crate::detach::detach;
+use crate::control::{LastSync, OwnProcesses, Root};
+use crate::detach::{Detached, busy, detach, try_to_detach};
 use crate::failure::{Failure, Outcome, is_of_dead_mount, reason};
 use crate::host::wait_for_lock;
 use crate::mounts::RametMount;
 use crate::{beside, daemon, home, mounts, output};
 
+/// The pause before the next try to unmount, while only the daemon itself uses the mount.
+const PAUSE: Duration = Duration::from_millis(5);
 /// How long a command waits for the end of a daemon before it tells the user so.
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -62,7 +64,7 @@ pub fn run(args: &Umount) -> Outcome {
     beside::refuse_if_shown(&dir, &state)?;
     if state.poisoned.as_deref() == Some(SHUT_DOWN) {
         drop(root);
-        detach(&dir, UnmountFlags::empty())?;
+        unmount(&dir, state.own_processes)?;
         let Some(daemon) = daemon else { return Ok(()) };
         let ended = waiting(&dir, || wait_for_end(&daemon));
         return ended.map_err(|e| Failure::system(&dir, e));
@@ -71,7 +73,7 @@ pub fn run(args: &Umount) -> Outcome {
     // After a failure that ended writing, only the counters tell the reason.
     let cause = last.daemon.and_then(|_| root.daemon().ok()?.poisoned);
     drop(root);
-    detach(&dir, UnmountFlags::empty())?;
+    unmount(&dir, state.own_processes)?;
     if let Some(daemon) = daemon {
         let ended = waiting(&dir, || wait_for_end(&daemon));
         ended.map_err(|e| Failure::system(&dir, e))?;
@@ -84,6 +86,40 @@ pub fn run(args: &Umount) -> Outcome {
         return Err(Failure::at(&mount.volume, format!("unmounted, but {lost}")));
     }
     closed(&mount)
+}
+
+/// Unmounts, once the daemon has no process of its own in the mount. `seen` are those that it had
+/// before.
+fn unmount(dir: &Path, seen: OwnProcesses) -> Outcome {
+    let attempt = || try_to_detach(dir, UnmountFlags::empty());
+    let look = || {
+        thread::sleep(PAUSE);
+        let state = Root::open_dir(dir).and_then(|root| root.daemon());
+        state.map_or(seen, |state| state.own_processes)
+    };
+    match until_others_use_it(seen, attempt, look)? {
+        Detached::Gone => Ok(()),
+        Detached::Busy => Err(busy(dir)),
+    }
+}
+
+/// Makes attempts to unmount until one is made while the daemon had no process of its own in the
+/// mount. `look` tells the processes of now, `seen` those of before the first attempt.
+fn until_others_use_it(
+    mut seen: OwnProcesses,
+    mut attempt: impl FnMut() -> Outcome<Detached>,
+    mut look: impl FnMut() -> OwnProcesses,
+) -> Outcome<Detached> {
+    loop {
+        if attempt()? == Detached::Gone {
+            return Ok(Detached::Gone);
+        }
+        let now = look();
+        if seen.running == 0 && now.begun == seen.begun {
+            return Ok(Detached::Busy);
+        }
+        seen = now;
+    }
 }
 
 /// Unmounts a mount that this process may not look into.
@@ -168,5 +204,44 @@ fn wait_for_end(daemon: &OwnedFd) -> Result<(), Errno> {
             Err(Errno::INTR) => {}
             ended => return ended.map(drop),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Attempts on a mount that becomes free at attempt number `free_at`, with a look at each of
+    /// `looks` between them. Answers the outcome and the number of attempts.
+    fn attempts(free_at: usize, looks: &[(u64, u64)]) -> (Detached, usize) {
+        let mut made = 0;
+        let mut looks = looks
+            .iter()
+            .map(|&(begun, running)| OwnProcesses { begun, running });
+        let mut look = || looks.next().expect("no more looks are needed");
+        let seen = look();
+        let attempt = || {
+            made += 1;
+            Ok(if made < free_at {
+                Detached::Busy
+            } else {
+                Detached::Gone
+            })
+        };
+        let outcome = until_others_use_it(seen, attempt, look);
+        (outcome.expect("each attempt has an outcome"), made)
+    }
+
+    #[test]
+    fn only_processes_of_the_daemon_are_waited_for() {
+        assert!(attempts(1, &[(0, 0)]) == (Detached::Gone, 1));
+        // Other processes use the mount.
+        assert!(attempts(9, &[(3, 0), (3, 0)]) == (Detached::Busy, 1));
+        // One of the daemon runs, and ends.
+        assert!(attempts(3, &[(1, 1), (1, 1), (1, 0)]) == (Detached::Gone, 3));
+        // One began after the first look, and ended before the second one.
+        assert!(attempts(2, &[(1, 0), (2, 0)]) == (Detached::Gone, 2));
+        // One runs at first, and others use the mount as well.
+        assert!(attempts(9, &[(1, 1), (1, 0), (1, 0)]) == (Detached::Busy, 2));
     }
 }

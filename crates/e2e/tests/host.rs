@@ -7,9 +7,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use ramet_e2e::{Bed, Mount, ramet_bin, run, run_ok};
+use ramet_e2e::{Bed, Mount, ramet_bin, run, run_ok, until};
 use rustix::mount::UnmountFlags;
 use rustix::process::{Signal, kill_process};
+use serde_json::json;
 
 /// A tmpfs with a limit below a bed, unmounted in every case.
 struct Host(PathBuf);
@@ -266,6 +267,10 @@ fn a_busy_mount_that_is_told_to_end_loses_nothing_acknowledged() {
     // The signal makes the written bytes durable; the answer of a sync says so.
     busy.write_all_at(b"after!", 6).expect("it is served");
     busy.sync_all().expect("it is served");
+    // The daemon had mapped files written back, and the process that asked for that is told.
+    until("the process of the daemon has ended", || {
+        mount.stat()["own_processes"] == json!({"begun": 1, "running": 0})
+    });
     mount.kill_daemon();
     drop(busy);
     mount.detach_dead();

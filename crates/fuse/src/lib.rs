@@ -34,4 +34,5 @@ pub use mount::session::{Mounted, Unmounter, attach_only, serve, set_read_ahead}
 pub use mount::volume::mount;
 #[cfg(fuzzing)]
 pub use server::ioctl::Controls;
+pub use server::own_processes::{OwnProcess, OwnProcesses};
 pub use transport::dev_fuse::{Answering, Later};

@@ -20,6 +20,7 @@ use crate::mount::connections::{Connections, Standing, Told};
 use crate::mount::mountinfo::{self, Device};
 use crate::mount::options::{MountOptions, Transport};
 use crate::protocol::negotiate::{Agreed, WRITE_BYTES_MAX};
+use crate::server::own_processes::OwnProcesses;
 use crate::server::server::Server;
 use crate::transport::dev_fuse::{Answering, READ_BYTES, Readers, answer_with};
 use crate::transport::handshake::handshake;
@@ -38,6 +39,7 @@ pub struct Mounted {
     beside: Option<Beside>,
     /// Memory for requests.
     buffers: Option<Held>,
+    own_processes: OwnProcesses,
     /// Whether this process made the mount, and removes it at the end.
     is_own: bool,
     /// Whether all requests have ended.
@@ -370,6 +372,7 @@ impl Mounted {
             standing: None,
             beside: None,
             buffers: None,
+            own_processes: OwnProcesses::default(),
             is_own,
             is_over: false,
             unmounter,
@@ -393,6 +396,12 @@ impl Mounted {
         if let Some(standing) = &self.standing {
             standing.connections().tell_by(Box::new(tell));
         }
+    }
+
+    /// Counts the processes that the daemon has in this mount.
+    #[must_use]
+    pub fn own_processes(&self) -> OwnProcesses {
+        self.own_processes.clone()
     }
 
     /// The directory on which the views of snapshots are mounted when a program looks.
@@ -501,6 +510,7 @@ impl Mounted {
         })?;
         failpoints::die_at("agreed");
         server.agree(agreed);
+        self.own_processes = server.counts.own_processes.clone();
         let fences = server.fences();
         fences.begins_with(first.0);
         let ring_threads = match &made {

@@ -16,7 +16,7 @@ use ramet_fs::{
 };
 
 use rustix::io::Errno;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::cache::prefetch::Prefetch;
 use crate::server::clone_tokens::{CloneTokens, look};
@@ -398,6 +398,8 @@ pub(crate) fn counters(
     counters["requests"] = counts.json();
     counters[FAILED_WRITE_BACKS] = counts.failed_write_backs().into();
     counters["inodes_asked_to_forget"] = counts.asked_to_forget().into();
+    let (begun, running) = counts.own_processes.counts();
+    counters["own_processes"] = json!({"begun": begun, "running": running});
     counters["staged_changes"] = counts.staged_changes().into();
     counters["prefetch"] = prefetch.json();
     Ok(counters)

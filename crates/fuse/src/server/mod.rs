@@ -15,6 +15,7 @@ pub(crate) mod listings;
 pub(crate) mod logical_count;
 pub(crate) mod names;
 pub(crate) mod notices;
+pub(crate) mod own_processes;
 pub(crate) mod page_cache;
 pub(crate) mod prefetcher;
 pub(crate) mod request_counts;

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::protocol::abi::opcode;
 use crate::server::logical_count::LogicalCount;
+use crate::server::own_processes::OwnProcesses;
 
 macro_rules! names {
     ($($operation:ident)*) => {
@@ -31,6 +32,7 @@ pub(crate) struct RequestCounts {
     failed_write_backs: AtomicU64,
     asked_to_forget: AtomicU64,
     staged_changes: AtomicU64,
+    pub(crate) own_processes: OwnProcesses,
     /// The readable bytes that STAT tells.
     pub(crate) logical: LogicalCount,
 }
@@ -43,6 +45,7 @@ impl Default for RequestCounts {
             failed_write_backs: AtomicU64::new(0),
             asked_to_forget: AtomicU64::new(0),
             staged_changes: AtomicU64::new(0),
+            own_processes: OwnProcesses::default(),
             logical: LogicalCount::default(),
         }
     }
