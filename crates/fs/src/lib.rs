@@ -86,7 +86,7 @@ pub use ops::forks::{ForkBytes, ForkEntry, ForkOrigin, Forks, SomeForks};
 pub use ops::import::{Import, Imports};
 pub use ops::import_stage::ImportCounts;
 pub use ops::invalidation::Invalidation;
-pub use ops::merge::MergeParts;
+pub use ops::merge_steps::MergeParts;
 pub use ops::names::Names;
 pub use ops::readdir::{DirEntry, Directories};
 pub use ops::rename::RenameMode;

@@ -28,6 +28,7 @@ pub(crate) mod join;
 pub(crate) mod link;
 pub(crate) mod merge;
 pub(crate) mod merge_staged;
+pub(crate) mod merge_steps;
 pub(crate) mod names;
 pub(crate) mod readdir;
 pub(crate) mod removal;

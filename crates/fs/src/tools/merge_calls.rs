@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::ops::merge::MergeParts;
+use crate::ops::merge_steps::MergeParts;
 use crate::tools::control::STAT_BYTES;
 use crate::tools::merge::{MergeOptions, Merged};
 use crate::tools::merge_plan::{Favor, LeftOut};

@@ -33,7 +33,7 @@ use crate::format::keys;
 use crate::format::record::{FLAG_XATTRS, Kind, S_ISGID, S_ISUID};
 use crate::ops::access::Caller;
 use crate::ops::acl::PERMISSION_BITS;
-use crate::ops::merge::{Action, Content, Look, MergeStep, STEP_BYTES, STEPS_MAX};
+use crate::ops::merge_steps::{Action, Content, Look, MergeStep, STEP_BYTES, STEPS_MAX};
 use crate::tools::diff::{Change, Difference, Found, Object, Side, diff_sides};
 use crate::tools::merge_text::MergedTexts;
 
