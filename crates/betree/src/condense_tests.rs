@@ -9,6 +9,7 @@ use crate::shape::{OpenOptions, TreeShape};
 use crate::tree::api::Tree;
 use crate::tree::batch::Batch;
 use crate::tree::format::FormatOptions;
+use crate::tree::write_fresh::fresh_refs;
 
 /// A tree that is not compressed, with small buffers.
 fn tree(leaf_bytes: usize) -> Tree {
@@ -48,7 +49,8 @@ fn kept_bytes(tree: &Tree, share: f64) -> u64 {
     let inner = &tree.inner;
     let top = inner.root.state.lock().top.clone();
     let edges = 0..top.edges.len();
-    let mut condenser = Condenser::of(&inner.store);
+    let fresh_refs = fresh_refs(&inner.store, &inner.root.view().root);
+    let mut condenser = Condenser::of(&inner.store, &fresh_refs);
     condenser
         .kept_bytes((&top, edges), share, u64::MAX)
         .unwrap()

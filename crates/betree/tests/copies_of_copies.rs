@@ -241,9 +241,158 @@ fn parts_of_copies_that_stay_are_found() {
     assert_eq!(all(&tree), expected);
     let stats = tree.stats();
     println!("height {}, {} nodes", stats.height, stats.nodes);
-    assert!(stats.height <= 64, "{stats:?}");
+    assert!(stats.height <= 64 && stats.nodes <= 64, "{stats:?}");
+    rest(&tree);
+    assert_eq!(all(&tree), expected);
+    let stats = tree.stats();
+    println!("{} nodes, {} bytes", stats.nodes, stats.allocated_bytes);
+    assert!(stats.nodes <= 64, "{stats:?}");
+    assert!(stats.allocated_bytes <= 512 << 10, "{stats:?}");
     let complaints = tree.verify(&mut |_| {}).expect("reads");
     assert!(complaints.is_empty(), "{complaints:?}");
+}
+
+/// Hard links of the tree `s` that [`join_a_clone`] clones.
+const LINKS: u32 = 50;
+
+fn apply(tree: &Tree, fill: impl FnOnce(&mut Batch)) {
+    let mut batch = Batch::new();
+    fill(&mut batch);
+    tree.apply(batch).expect("there is room");
+}
+
+/// The work of an idle volume, and a checkpoint.
+fn rest(tree: &Tree) {
+    let mut steps = 0;
+    while tree.reclaim_space().expect("there is room") {
+        steps += 1;
+        assert!(steps < 1000, "an idle volume comes to rest");
+    }
+    tree.checkpoint().expect("there is room");
+}
+
+/// The keys of a file system with a tree `s` of hard links: entries and records in `a`, contents in
+/// `b`, the link index in `l`. Shared inodes lie below `0/`.
+fn make_links(tree: &Tree) {
+    apply(tree, |batch| {
+        for link in 0..LINKS {
+            batch.put(format!("a/0/{link:08}"), vec![1; 60]);
+            batch.put(format!("b/0/{link:08}/0"), "contents");
+            for name in ["", "l"] {
+                batch.put(format!("a/s/{name}{link}"), format!("{link:08} and a pin"));
+                batch.put(format!("l/0/s/{name}{link}"), format!("{link:08}"));
+            }
+        }
+    });
+}
+
+/// `s` is cloned to `c`, and the clone joined: its shared inodes become those with the numbers from
+/// `first` on. A name of one is made in `s`, and all of that is removed again.
+fn join_a_clone(tree: &Tree, first: u32, at_place: &mut dyn FnMut()) {
+    apply(tree, |batch| {
+        for index in ["a", "b", "l"] {
+            batch.clone_prefix(format!("{index}/s/"), format!("{index}/c/"));
+        }
+        for index in ["a", "b"] {
+            batch.clone_prefix(format!("{index}/0/"), format!("{index}/c/0/"));
+        }
+        batch.put("a/c", "a clone root");
+    });
+    at_place();
+    apply(tree, |batch| {
+        for link in 0..LINKS {
+            let (from, to) = (format!("c/0/{link:08}"), format!("0/{:08}", first + link));
+            batch.clone_prefix(format!("b/{from}/"), format!("b/{to}/"));
+            batch.delete_prefix(format!("b/{from}/"));
+            batch.delete(format!("a/{from}"));
+            batch.put(format!("a/{to}"), vec![1; 60]);
+            for name in ["", "l"] {
+                let number = format!("{:08}", first + link);
+                batch.put(format!("a/c/{name}{link}"), format!("{number} and a pin"));
+                batch.delete(format!("l/c/{name}{link}"));
+                batch.put(format!("l/0/c/{name}{link}"), number);
+            }
+        }
+        batch.put("a/c", "a directory");
+    });
+    apply(tree, |batch| {
+        batch.put("a/s/x", format!("{first:08} and a pin"));
+        batch.put("l/0/s/x", format!("{first:08}"));
+        batch.put(format!("a/0/{first:08}"), vec![2; 60]);
+    });
+    at_place();
+    apply(tree, |batch| {
+        for index in ["a/c/", "b/c/", "l/c/", "l/0/c/"] {
+            batch.delete_prefix(index);
+        }
+        batch.delete("a/c");
+    });
+    apply(tree, |batch| {
+        for link in first + 1..first + LINKS {
+            batch.delete(format!("a/0/{link:08}"));
+            batch.delete(format!("b/0/{link:08}/0"));
+        }
+        batch.put(format!("a/0/{first:08}"), vec![1; 60]);
+    });
+    at_place();
+    apply(tree, |batch| {
+        batch.delete("a/s/x");
+        batch.delete("l/0/s/x");
+        batch.delete(format!("a/0/{first:08}"));
+        batch.delete(format!("b/0/{first:08}/0"));
+    });
+    at_place();
+}
+
+/// Values and the deletions of their keys wait together in small nodes, below edges with a hundred
+/// pieces each.
+#[test]
+fn joins_of_clones_with_hard_links_leave_nothing() {
+    for (rounds, places_to_checkpoint) in [(700, 7), (200, 29), (100, 1), (100, u32::MAX)] {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(512 << 20));
+        Tree::format(&dev, &FormatOptions::default()).expect("formats");
+        let tree = Tree::open(Arc::clone(&dev), options()).expect("opens");
+        make_links(&tree);
+        let contents = |tree: &Tree| {
+            let all = tree.scan(b"", None);
+            all.map(|pair| pair.expect("reads")).collect::<Vec<_>>()
+        };
+        let before = contents(&tree);
+        let (mut places, mut most) = (0, 0);
+        for round in 0..rounds {
+            join_a_clone(&tree, 1000 + round * LINKS, &mut || {
+                places += 1;
+                if places % places_to_checkpoint == 0 {
+                    tree.checkpoint().expect("there is room");
+                    most = most.max(tree.stats().allocated_bytes);
+                }
+            });
+        }
+        assert!(contents(&tree) == before);
+        rest(&tree);
+        assert!(contents(&tree) == before);
+        let stats = tree.stats();
+        println!(
+            "{places_to_checkpoint}: at most {most} bytes, then {} in {} nodes",
+            stats.allocated_bytes, stats.nodes
+        );
+        assert!(most <= 3 << 20, "{most}");
+        assert!(stats.nodes <= 16, "{stats:?}");
+        assert!(stats.allocated_bytes <= 96 << 10, "{stats:?}");
+        assert!(stats.logical_bytes <= 40 << 10, "{stats:?}");
+        apply(&tree, |batch| {
+            ["a/", "b/", "l/"].into_iter().for_each(|index| {
+                batch.delete_prefix(index);
+            });
+        });
+        rest(&tree);
+        assert_eq!(contents(&tree), []);
+        let stats = tree.stats();
+        assert!(stats.nodes <= 16, "{stats:?}");
+        assert!(stats.allocated_bytes <= 96 << 10, "{stats:?}");
+        let complaints = tree.verify(&mut |_| {}).expect("reads");
+        assert!(complaints.is_empty(), "{complaints:?}");
+    }
 }
 
 #[test]

@@ -75,6 +75,42 @@ pub(crate) enum NextPiece {
     TooFar,
 }
 
+/// Limits of the work of finding pieces, as far as they are left.
+pub(crate) struct LookLimits {
+    /// Pieces that may be cut off nodes.
+    pub(crate) cuts: usize,
+    /// Times that a node may be opened which is not the one before.
+    pub(crate) opens: usize,
+    /// The node that was opened last.
+    last: Option<NodeId>,
+}
+
+impl LookLimits {
+    pub(crate) fn new(cuts: usize, opens: usize) -> Self {
+        Self {
+            cuts,
+            opens,
+            last: None,
+        }
+    }
+
+    /// Takes a piece that is cut off `base`; `false` when nothing is left for it.
+    fn take(&mut self, base: &Base) -> bool {
+        let node = match base {
+            Base::Node(node, _) => Some(node.id()),
+            Base::Nothing | Base::Draft(_) => None,
+        };
+        let is_opened = node.is_some() && node != self.last;
+        if self.cuts == 0 || is_opened && self.opens == 0 {
+            return false;
+        }
+        self.cuts -= 1;
+        self.opens -= usize::from(is_opened);
+        self.last = node;
+        true
+    }
+}
+
 /// The pieces of the image of `range` under `translation`, in the key space of `range`, the
 /// leftmost one last: one piece for each range message of the memory buffer there, and one for each
 /// gap.
@@ -220,13 +256,13 @@ impl TreeScan {
             .or_else(|| next_of_view(&mut self.rest, &Translation::identity()))
     }
 
-    /// The next uniform piece over nothing or over a node that is not higher than `height`, if it
-    /// opens at most `opens` nodes on the way and finds at most [`OVERLAYS_MAX`] runs over it.
+    /// The next uniform piece over nothing or over a node that is not higher than `height`, if it is
+    /// found within `limits` and under at most [`OVERLAYS_MAX`] runs.
     pub(crate) fn next_piece(
         &mut self,
         prefetch: &Prefetcher,
         height: u32,
-        opens: &mut usize,
+        limits: &mut LookLimits,
     ) -> Result<NextPiece> {
         loop {
             let Some(frame) = self.next_frame() else {
@@ -239,10 +275,9 @@ impl TreeScan {
                 Base::Nothing => return Ok(NextPiece::Found(frame)),
                 Base::Node(..) | Base::Draft(_) => {}
             }
-            if *opens == 0 || frame.overlays.len() > OVERLAYS_MAX {
+            if frame.overlays.len() > OVERLAYS_MAX || !limits.take(&frame.base) {
                 return Ok(NextPiece::TooFar);
             }
-            *opens -= 1;
             self.open(prefetch, frame)?;
         }
     }

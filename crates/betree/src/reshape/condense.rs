@@ -16,8 +16,14 @@
 //! half a leaf together are weighed: the keys and values that they show against the nodes below, of
 //! which each is divided by its references. If the nodes take more than twice the contents, and a
 //! block beside, the contents are written into leaves. Larger children for which nodes take more than
-//! a leaf are opened and gone through likewise. An edge whose part of all nodes below is less than a
-//! block is left alone, as that to an unwritten clone is.
+//! a leaf are opened and gone through likewise. So is a child below which so many pieces lie that a
+//! look at its contents comes to no end: a node whose values and deletions wait over nothing may be a
+//! hundred pieces, and show no key. An edge whose part of all nodes below is less than a block is left
+//! alone, as that to an unwritten clone is.
+//!
+//! **References** are those that the last checkpoint counted. The nodes that a checkpoint is about to
+//! write are counted before its part of a pass: marks ([`crate::store::sharing`]) make each step of a
+//! long way look shared, and the parts of the nodes at its end nothing.
 //!
 //! **Space.** The parts of the edges of the root sum up to the space of all nodes, hidden or not. So
 //! while nodes take more than twice all contents, each clone counted in full, and a block for each
@@ -25,14 +31,15 @@
 //!
 //! **Work.** It is that of a copying collector. A pass writes no more than the contents, reads no more
 //! of them than the space that it finds, and opens no more children on one level than there are leaves
-//! in use, since each has as much space of its own. It is begun when the space in use has grown by a
-//! part, and ended when it has looked at several times that space ([`crate::tree::condensing`]), so
-//! its work is in proportion to the nodes that were made since the last one.
+//! in use, since each has as much space of its own; of those with very many pieces, no more than there
+//! are blocks. It is begun when the space in use has grown by a part, and ended when it has looked at
+//! several times that space ([`crate::tree::condensing`]), so its work is in proportion to the nodes
+//! that were made since the last one.
 //!
 //! A pass goes in steps, each a part of one new root like any flush. A crash leaves nothing of a step
 //! that no checkpoint has written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -51,7 +58,7 @@ use crate::node::message::RangeMsg;
 use crate::node::skeleton::{Child, Edge, Skeleton};
 use crate::paths::StructuralPath;
 use crate::read::cut::Base;
-use crate::read::scan::{Frame, NextPiece, TreeScan};
+use crate::read::scan::{Frame, LookLimits, NextPiece, TreeScan};
 use crate::reshape::child::Children;
 use crate::reshape::maintain::Maintainer;
 use crate::reshape::pending::Survey;
@@ -68,8 +75,10 @@ const TIMES: u64 = 2;
 const LEAST: u64 = BLOCK_BYTES;
 /// Interior children tell up to so many times the bytes that they show: parts that messages hide count.
 const TOLD: u64 = 16;
-/// Most nodes that are opened to see the contents of some edges. With more of them they are gone
-/// through one by one.
+/// Most pieces that are cut off nodes to see the contents of some edges, ...
+const CUTS_MAX: usize = 8192;
+/// ... and most nodes that are opened. With more of them the edges are gone through one by one, and
+/// the nodes below.
 const OPENS_MAX: usize = 2048;
 /// Most records that are looked at to weigh the nodes below some edges. Those that are left count
 /// nothing.
@@ -78,8 +87,10 @@ const RECORDS_MAX: u64 = 4096;
 pub(crate) const STEP_BYTES: u64 = 4 << 20;
 /// A look at an interior node counts as much of a step, ...
 const NODE_BYTES: u64 = 4 << 10;
-/// ... and a record of the node table as much.
+/// ... a record of the node table as much, ...
 const RECORD_BYTES: u64 = 256;
+/// ... and a piece that is cut off a node as much.
+const CUT_BYTES: u64 = 128;
 
 /// The outcome of a step.
 #[derive(Default)]
@@ -103,6 +114,9 @@ pub(crate) struct Condenser<'a> {
     leaves: LeafRewriter<'a>,
     shape: &'a TreeShape,
     counters: &'a Counters,
+    /// References to the nodes that no checkpoint names, from each other, by the numbers of the nodes
+    /// that are referred to.
+    fresh_refs: &'a FreshRefs,
     /// Bytes that are left of this step.
     left: u64,
     has_changed: bool,
@@ -112,6 +126,29 @@ pub(crate) struct Condenser<'a> {
 
 /// Edges in the place of one, and the key at which the next step begins if this one is over.
 type Made = (usize, Option<Bytes>);
+
+/// References to each node that no checkpoint names.
+pub(crate) type FreshRefs = HashMap<NodeId, u64>;
+
+/// The contents of some edges, as far as they were looked at.
+struct Shown {
+    /// The first edge that is left out.
+    end: usize,
+    /// Bytes of the keys and values that those before it show.
+    bytes: u64,
+    /// Whether too many pieces lie below it.
+    is_far: bool,
+}
+
+/// The outcome of a look at some edges.
+enum Weighed {
+    /// So many edges are done.
+    Done(usize),
+    /// The first edge alone shows more than edges that are condensed together.
+    Much,
+    /// The contents of the first edge alone are not known: too many pieces lie below it.
+    Far,
+}
 
 /// A node below some edges.
 enum Below {
@@ -141,7 +178,7 @@ impl Below {
 }
 
 impl<'a> Condenser<'a> {
-    pub(crate) fn of(store: &'a Store) -> Self {
+    pub(crate) fn of(store: &'a Store, fresh_refs: &'a FreshRefs) -> Self {
         Self {
             prefetch: &store.prefetch,
             nodes: &store.nodes,
@@ -152,6 +189,7 @@ impl<'a> Condenser<'a> {
             leaves: LeafRewriter::of(store),
             shape: &store.shape,
             counters: &store.counters,
+            fresh_refs,
             left: STEP_BYTES,
             has_changed: false,
             is_short: false,
@@ -221,17 +259,23 @@ impl<'a> Condenser<'a> {
         at: usize,
         (from, share): (&[u8], f64),
     ) -> Result<Made> {
+        if from > &node.edges[at].lo[..] && !node.edges[at].is_above_leaf() {
+            // The step before ended below this edge, so it was looked at.
+            return self.descend(maintainer, node, at, (from, share));
+        }
         if self.is_plain(&node.edges[at])? {
             return Ok((1, None));
         }
         let end = self.run_end(node, at);
-        if end > at
-            && let Some(made) = self.condense(node, (at, end), share)?
-        {
-            return Ok((made, None));
-        }
         // A child that shows more than half a leaf keeps too much only if that is more than a leaf.
-        let most = TIMES * self.shown_max() + LEAST;
+        let mut most = TIMES * self.shown_max() + LEAST;
+        if end > at {
+            match self.condense(node, (at, end), share)? {
+                Weighed::Done(made) => return Ok((made, None)),
+                Weighed::Much => {}
+                Weighed::Far => most = LEAST,
+            }
+        }
         if node.edges[at].is_above_leaf()
             || self.kept_bytes((node, at..at + 1), share, most)? <= most
         {
@@ -267,34 +311,37 @@ impl<'a> Condenser<'a> {
             return Ok(edge.child.is_none());
         };
         let most = child.live_bytes.saturating_mul(TIMES).saturating_add(LEAST);
-        Ok(self.survey.refs(&child.node)? == 1 && self.survey.stored_bytes(&child.node)? <= most)
+        Ok(self.refs(&child.node)? == 1 && self.survey.stored_bytes(&child.node)? <= most)
     }
 
     /// Writes the first of these edges anew, those that show no more than half a leaf together, if
-    /// their nodes take more. Returns the number of edges that are done then; `None` when the first
-    /// edge alone shows more.
+    /// their nodes take more.
     fn condense(
         &mut self,
         node: &mut Skeleton,
         (at, end): (usize, usize),
         share: f64,
-    ) -> Result<Option<usize>> {
+    ) -> Result<Weighed> {
         let most = TIMES * self.shown_max() + LEAST;
         let kept = self.kept_bytes((node, at..end), share, most)?;
         if kept <= LEAST {
-            return Ok(Some(end - at));
+            return Ok(Weighed::Done(end - at));
         }
-        let (seen, shown) = self.shown_bytes(node, (at, end), (kept.min(most) - LEAST) / TIMES)?;
-        if seen < end && kept <= most {
+        let Shown {
+            end: seen,
+            bytes: shown,
+            is_far,
+        } = self.shown_bytes(node, (at, end), (kept.min(most) - LEAST) / TIMES)?;
+        if seen < end && kept <= most && !is_far {
             // They show as much as their nodes take, or lie over many nodes that others pay for.
-            return Ok(Some(end - at));
+            return Ok(Weighed::Done(end - at));
         }
         if seen == at {
-            return Ok(None);
+            return Ok(if is_far { Weighed::Far } else { Weighed::Much });
         }
         let most = TIMES * shown + LEAST;
         if seen < end && self.kept_bytes((node, at..seen), share, most)? <= most {
-            return Ok(Some(seen - at));
+            return Ok(Weighed::Done(seen - at));
         }
         let reservation = self.space.reserve_spare(2 * shown + LEAST)?;
         let edges = self.leaves.rewrite(node, at, seen - 1)?;
@@ -307,39 +354,55 @@ impl<'a> Condenser<'a> {
         self.counters
             .condensed_written_bytes
             .fetch_add(shown, Ordering::Relaxed);
-        Ok(Some(made))
+        Ok(Weighed::Done(made))
+    }
+
+    /// References to a node, among which its space is divided: those that the last checkpoint
+    /// counted, or those of the nodes that are going to be written. Marks tell of references that were
+    /// made, also of those that are gone, so nodes on a way of many steps would seem to be shared at
+    /// each of them.
+    fn refs(&self, node: &Handle) -> Result<u64> {
+        let counted = match node.is_recorded() {
+            true => self.table.get(node.id())?.map(|record| record.refs),
+            false => self.fresh_refs.get(&node.id()).copied(),
+        };
+        match counted {
+            Some(refs) => Ok(refs.max(1)),
+            None => self.survey.refs(node),
+        }
     }
 
     fn spend(&mut self, bytes: u64) {
         self.left = self.left.saturating_sub(bytes);
     }
 
-    /// Bytes of the keys and values that edges show, and the first edge that is left out, since they
-    /// would be more than `most` with it.
+    /// The contents of edges, up to the first one with which they would be more than `most` bytes.
     fn shown_bytes(
         &mut self,
         node: &Skeleton,
         (at, end): (usize, usize),
         most: u64,
-    ) -> Result<(usize, u64)> {
+    ) -> Result<Shown> {
         let range = KeyRange::new(node.edges[at].lo.clone(), node.edge_hi(end - 1));
-        let mut opens = OPENS_MAX;
+        let mut limits = LookLimits::new(CUTS_MAX, OPENS_MAX);
         let mut pieces = TreeScan::of_frames(vec![Frame {
             reach: range.hi.clone(),
             base: Base::Draft(Arc::new(node.clipped(&range))),
             range,
             overlays: Arc::from([]),
         }]);
+        let up_to = |end, bytes, is_far| Shown { end, bytes, is_far };
         // Bytes before an edge, and from there on.
         let (mut seen, mut before, mut sum) = (at, 0, 0);
         loop {
-            let left = opens;
-            let piece = pieces.next_piece(self.prefetch, 0, &mut opens)?;
-            self.spend((left - opens) as u64 * NODE_BYTES);
+            let (cuts, opens) = (limits.cuts, limits.opens);
+            let piece = pieces.next_piece(self.prefetch, 0, &mut limits)?;
+            self.spend((cuts - limits.cuts) as u64 * CUT_BYTES);
+            self.spend((opens - limits.opens) as u64 * NODE_BYTES);
             let piece = match piece {
                 NextPiece::Found(piece) => piece,
-                NextPiece::End => return Ok((end, before + sum)),
-                NextPiece::TooFar => return Ok((seen, before)),
+                NextPiece::End => return Ok(up_to(end, before + sum, false)),
+                NextPiece::TooFar => return Ok(up_to(seen, before, true)),
             };
             let here = node.edge_of(&piece.range.lo);
             if here > seen {
@@ -351,7 +414,7 @@ impl<'a> Condenser<'a> {
                 sum += bytes;
                 self.spend(bytes);
                 if before + sum > most {
-                    return Ok((seen, before));
+                    return Ok(up_to(seen, before, false));
                 }
             }
         }
@@ -411,7 +474,7 @@ impl<'a> Condenser<'a> {
             }
             Below::New(node) => node,
         };
-        let refs = self.survey.refs(node)?;
+        let refs = self.refs(node)?;
         if node.kind() == Kind::Skeleton {
             let skeleton = self.nodes.skeleton(node)?;
             // It lies behind a segment, if it has one.
@@ -453,12 +516,13 @@ impl<'a> Condenser<'a> {
         if !maintainer.may_go_down() {
             return Ok((1, None));
         }
-        let refs = self.survey.refs(below)?;
+        let refs = self.refs(below)?;
+        let is_private = self.survey.refs(below)? == 1;
         let whole = self.nodes.skeleton(below)?.edges.len() as u64;
         let (mut child, lift) = self.children.open_child(node, at)?;
         let shows_little = 2 * refs * child.edges.len() as u64 <= whole;
         let before = self.counters.structural_work();
-        if refs == 1 && self.has_ranges(&child)? {
+        if is_private && self.has_ranges(&child)? {
             // Nodes that a range message hides are let go. A shared node stays as it is: each of its
             // clones would get the messages of its own.
             with_stack(|| maintainer.below().maintain(&mut child, false, true))?;

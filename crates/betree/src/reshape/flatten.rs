@@ -39,7 +39,7 @@ use crate::node::skeleton::{Child, Edge, Skeleton};
 use crate::paths::StructuralPath;
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::read::cut::Base;
-use crate::read::scan::{Frame, NextPiece, TreeScan};
+use crate::read::scan::{Frame, LookLimits, NextPiece, TreeScan};
 use crate::reshape::split::width;
 use crate::store::sharing::Sharing;
 use crate::store::store::Store;
@@ -53,8 +53,8 @@ const LOOKS_MAX: usize = 8 * PIECES_MAX;
 /// Of so many pieces over nodes and more, at least half lie over nodes of their own. Else most of
 /// them are copies of copies: their number has nothing to do with the number of nodes.
 const PIECES_LEAST: usize = 48;
-/// Most nodes that one flattening opens.
-const OPENS_MAX: usize = 2048;
+/// Most pieces that one attempt cuts off nodes.
+const CUTS_MAX: usize = 2048;
 /// The same for nodes on the way down, before anything is built. So many are looked at, at most.
 const LOOKED_AT_LEAST: usize = 24;
 const LOOKED_AT_MAX: usize = 256;
@@ -214,8 +214,8 @@ impl<'a> Flattener<'a> {
         let height_max = height - height / 8;
         // Further down there may be too many pieces; further up flattening gains less.
         for base_height in [0, height / 4, height / 2, height / 4 * 3] {
-            let mut opens = OPENS_MAX;
-            let Some(mut edges) = self.rebuild_over(node, at, base_height, &mut opens)? else {
+            let mut limits = LookLimits::new(CUTS_MAX, CUTS_MAX);
+            let Some(mut edges) = self.rebuild_over(node, at, base_height, &mut limits)? else {
                 continue;
             };
             let new_height = edges
@@ -236,7 +236,7 @@ impl<'a> Flattener<'a> {
         node: &Skeleton,
         at: usize,
         base_height: u32,
-        opens: &mut usize,
+        limits: &mut LookLimits,
     ) -> Result<Option<Vec<Edge>>> {
         let range = node.edge_range(at);
         let draft = node.clipped(&range);
@@ -252,7 +252,7 @@ impl<'a> Flattener<'a> {
         };
         let (mut parts, mut over_nodes) = (HashSet::new(), 0);
         for _ in 0..LOOKS_MAX {
-            let piece = match pieces.next_piece(self.prefetch, base_height, opens)? {
+            let piece = match pieces.next_piece(self.prefetch, base_height, limits)? {
                 NextPiece::Found(piece) => piece,
                 NextPiece::End => return builder.finish().map(Some),
                 NextPiece::TooFar => return Ok(None),

@@ -7,8 +7,11 @@
 //!
 //! A checkpoint does a part of the pass before it writes its nodes: several times as much as nodes
 //! were made since the last one, up to a limit. So a pass is over before the space has grown by much
-//! more. Nodes that are condensed in the checkpoint after they were made are never written. An idle
-//! volume goes on with a pass that has begun.
+//! more. Nodes that are condensed in the checkpoint after they were made are never written.
+//!
+//! An idle volume goes on with a pass that has begun. It begins one for a smaller growth, since a
+//! volume that comes to rest keeps no space for its past, and again while passes give much back: when
+//! nodes go, others that they referred to belong to fewer paths.
 
 use std::sync::Arc;
 
@@ -20,12 +23,19 @@ use crate::reshape::condense::STEP_BYTES;
 use crate::store::store::Store;
 use crate::sync::Mutex;
 use crate::tree::root::Root;
+use crate::tree::write_fresh::fresh_refs;
 
 /// A pass is due when the space of nodes has grown by one part in so many, ...
 const GROWN: u64 = 2;
 /// ... by so many leaves, ...
 const LEAVES: u64 = 4;
-/// ... and when so many range messages have become edges.
+/// An idle volume begins one when it has grown by one part in so many, ...
+const GROWN_IDLE: u64 = 16;
+/// ... and by so many bytes.
+const LEAST_IDLE: u64 = 16 << 10;
+/// It begins another one when one part in so many came back since the last one began.
+const GAINED: u64 = 8;
+/// Others need so many range messages that have become edges since the last one.
 const CONVERSIONS: u64 = 16;
 /// A checkpoint does steps for so many times the bytes of nodes that were made since the last one, and
 /// a pass for so many times the bytes of all nodes.
@@ -46,6 +56,8 @@ struct Pass {
     rest: Option<u64>,
     /// Range messages that had become edges when the last pass was over.
     conversions: u64,
+    /// Space of nodes when the pass began, in bytes.
+    begun: u64,
     /// Space of nodes when the last part of the pass was done, in bytes.
     seen: u64,
     /// Whether the pass found no space for a part.
@@ -77,6 +89,7 @@ impl Condensing {
                 // Nothing is known of the mounts before.
                 rest: Some(0),
                 conversions: 0,
+                begun: 0,
                 seen: 0,
                 is_short: false,
             }),
@@ -104,18 +117,20 @@ impl Condensing {
     /// As [`Root::condense`]; space and nodes that cannot be read are no errors.
     pub(crate) fn work(&self) -> Result<()> {
         let mut pass = self.pass.lock();
-        if pass.from.is_none() && self.is_due(&mut pass) {
-            pass.from = Some(std::mem::take(&mut pass.stopped));
-            pass.left = steps_for(self.node_bytes());
-            pass.seen = self.written_bytes();
+        let least = LEAVES * self.store.shape.leaf_bytes as u64;
+        if pass.from.is_none() && self.is_due(&mut pass, (GROWN, least)) {
+            self.begin(&mut pass);
         }
         if pass.from.is_none() {
             return Ok(());
         }
+        let root = self.root.state.lock().root.clone();
+        let fresh_refs = fresh_refs(&self.store, &root);
+        drop(root);
         let made = self.node_bytes().saturating_sub(pass.seen);
         for _ in 0..steps_for(made).min(STEPS_MAX) {
             let Some(from) = pass.from.take() else { break };
-            pass.from = match self.root.condense(&from) {
+            pass.from = match self.root.condense(&from, &fresh_refs) {
                 Ok(step) => {
                     pass.is_short |= step.is_short;
                     step.next
@@ -153,13 +168,33 @@ impl Condensing {
         self.store.counters.paths()[StructuralPath::Conversions]
     }
 
-    /// Whether a pass is to begin.
-    fn is_due(&self, pass: &mut Pass) -> bool {
+    /// Begins a pass over an idle volume, if one is due. The checkpoints to come go on with it.
+    pub(crate) fn begin_idle(&self) -> bool {
+        let mut pass = self.pass.lock();
+        let gained = pass.begun.saturating_sub(self.node_bytes());
+        let is_due = pass.from.is_none()
+            && (self.is_due(&mut pass, (GROWN_IDLE, LEAST_IDLE))
+                || gained > (pass.begun / GAINED).max(LEAST_IDLE));
+        if is_due {
+            self.begin(&mut pass);
+        }
+        is_due
+    }
+
+    fn begin(&self, pass: &mut Pass) {
+        pass.from = Some(std::mem::take(&mut pass.stopped));
+        pass.left = steps_for(self.node_bytes());
+        pass.seen = self.written_bytes();
+        pass.begun = self.node_bytes();
+    }
+
+    /// Whether a pass is to begin: nodes take one part in `grown` more than after the last one, and
+    /// `least` bytes more.
+    fn is_due(&self, pass: &mut Pass, (grown, least): (u64, u64)) -> bool {
         let written = self.written_bytes();
         let rest = pass.rest.map_or(written, |rest| rest.min(written));
         pass.rest = Some(rest);
-        let least = LEAVES * self.store.shape.leaf_bytes as u64;
-        self.node_bytes() > rest + (rest / GROWN).max(least)
+        self.node_bytes() > rest + (rest / grown).max(least)
             && self.conversions() - pass.conversions >= CONVERSIONS
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! ```text
 //!  checkpoint       space of removed nodes becomes free; the journal goes on at its front
+//!  ranges           those whose nodes take more than their contents are condensed (`condensing.rs`)
 //!  root             messages that range messages cover are dropped where they are many
 //!  leaves           messages that wait are applied where they replace much (`reshape/idle.rs`)
 //!  journal          space behind the front goes back to the host
@@ -104,6 +105,7 @@ impl Reclaimer {
         };
         if self.checkpointer.is_behind()
             || self.checkpointer.condensing.is_under_way()
+            || self.checkpointer.condensing.begin_idle()
             || journal.host_room().has_left_front()
         {
             self.checkpointer.checkpoint_idle()?;

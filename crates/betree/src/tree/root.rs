@@ -12,7 +12,7 @@ use crate::node::skeleton::Skeleton;
 use crate::paths::StructuralPath;
 use crate::read::lookup::View;
 use crate::reshape::compact::Compactor;
-use crate::reshape::condense::{CondenseStep, Condenser};
+use crate::reshape::condense::{CondenseStep, Condenser, FreshRefs};
 use crate::reshape::idle::{IdleRewriter, IdleStep};
 use crate::reshape::maintain::Maintainer;
 use crate::reshape::make::NodeMaker;
@@ -247,10 +247,10 @@ impl Root {
     ///
     /// # Errors
     /// As [`Condenser::step`]; then nothing has changed.
-    pub(crate) fn condense(&self, from: &[u8]) -> Result<CondenseStep> {
+    pub(crate) fn condense(&self, from: &[u8], fresh_refs: &FreshRefs) -> Result<CondenseStep> {
         let _structure = self.structure.lock();
         self.rebuild_if(|store, root| {
-            let step = Condenser::of(store).step(Maintainer::of(store), root, from)?;
+            let step = Condenser::of(store, fresh_refs).step(Maintainer::of(store), root, from)?;
             let has_changed = step.has_changed;
             Ok((step, has_changed))
         })

@@ -107,6 +107,26 @@ pub(crate) fn write_fresh(
     Ok(done)
 }
 
+/// References between the nodes below `root` that are in memory only, by the nodes that they lead
+/// to.
+pub(crate) fn fresh_refs(store: &Store, root: &Arc<Handle>) -> HashMap<NodeId, u64> {
+    let mut refs: HashMap<NodeId, u64> = HashMap::new();
+    let mut todo = vec![root.clone()];
+    while let Some(handle) = todo.pop() {
+        for child in children_of(store, &handle) {
+            if child.is_recorded() {
+                continue;
+            }
+            let count = refs.entry(child.id()).or_default();
+            *count += 1;
+            if *count == 1 {
+                todo.push(child);
+            }
+        }
+    }
+    refs
+}
+
 /// The nodes that a node names which no checkpoint does; none of a leaf.
 fn children_of(store: &Store, handle: &Handle) -> Vec<Arc<Handle>> {
     let dirty = &store.handles.dirty;
