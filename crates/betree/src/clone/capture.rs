@@ -482,8 +482,13 @@ impl Capture<'_> {
                 }
             }
         }
-        let mut copy = self.with_edges(copy)?;
+        let has_edges = self.make_edges(&mut copy)?;
+        // Of the nodes that a split makes nothing is known.
         let is_low = self.is_as_low_as_it_gets(&copy);
+        if has_edges && copy.width() > EDGES_MAX * self.shape.fanout {
+            let split = self.splitter.within_fanout(copy.clone(), None);
+            copy = if_readable(split)?.unwrap_or(copy);
+        }
         let terms = CloneTerms {
             patient: self.terms.patient || is_low,
             ..self.terms
@@ -503,18 +508,17 @@ impl Capture<'_> {
         Ok(Captured::Message { msg, moves: true })
     }
 
-    /// The target with edges in the place of the GOTOs among its messages, and with levels more if
-    /// they are many.
-    fn with_edges(&self, mut copy: Skeleton) -> Result<Skeleton> {
+    /// Puts edges in the place of the GOTOs among the messages of a target. Returns whether there were
+    /// any.
+    fn make_edges(&self, copy: &mut Skeleton) -> Result<bool> {
         if !copy.segs.iter().any(|seg| seg.goto_height > 0) {
-            return Ok(copy);
+            return Ok(false);
         }
-        self.converter.convert_target(&mut copy)?;
-        if copy.width() > EDGES_MAX * self.shape.fanout {
-            let split = self.splitter.within_fanout(copy.clone(), None);
-            return Ok(if_readable(split)?.unwrap_or(copy));
-        }
-        Ok(copy)
+        self.converter.convert_target(copy)?;
+        // The targets of the GOTOs, and nodes below them.
+        let children = copy.edges.iter().filter_map(|edge| edge.child.as_ref());
+        children.for_each(|child| self.sharing.mark(&child.node));
+        Ok(true)
     }
 
     /// Whether `copy` is high, and only over nodes that flattening did not help.

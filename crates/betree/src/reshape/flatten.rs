@@ -55,6 +55,8 @@ const LOOKS_MAX: usize = 8 * PIECES_MAX;
 const PIECES_LEAST: usize = 48;
 /// Most pieces that one attempt cuts off nodes.
 const CUTS_MAX: usize = 2048;
+/// Most nodes that all attempts open.
+const OPENS_MAX: usize = 4096;
 /// The same for nodes on the way down, before anything is built. So many are looked at, at most.
 const LOOKED_AT_LEAST: usize = 24;
 const LOOKED_AT_MAX: usize = 256;
@@ -212,10 +214,13 @@ impl<'a> Flattener<'a> {
     /// they would not be lower.
     fn flatten(&self, node: &Skeleton, at: usize, height: u32) -> Result<Option<Vec<Edge>>> {
         let height_max = height - height / 8;
+        let mut opens = OPENS_MAX;
         // Further down there may be too many pieces; further up flattening gains less.
         for base_height in [0, height / 4, height / 2, height / 4 * 3] {
-            let mut limits = LookLimits::new(CUTS_MAX, CUTS_MAX);
-            let Some(mut edges) = self.rebuild_over(node, at, base_height, &mut limits)? else {
+            let mut limits = LookLimits::new(CUTS_MAX, opens);
+            let rebuilt = self.rebuild_over(node, at, base_height, &mut limits)?;
+            opens = limits.opens;
+            let Some(mut edges) = rebuilt else {
                 continue;
             };
             let new_height = edges
