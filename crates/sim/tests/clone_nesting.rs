@@ -272,13 +272,17 @@ fn moves_back_and_forth_leave_nothing_behind() {
             assert_eq!(value[..4], base_value(number, value_bytes)[..4]);
             assert_eq!(value[4..8], last.to_le_bytes());
         }
+        while tree.reclaim_space().expect("it becomes idle") {}
         let end_bytes = settle(&tree);
         let stats = tree.stats();
         println!(
             "4000 moves: {start_bytes} bytes before, {end_bytes} after; height {}, {} nodes",
             stats.height, stats.nodes
         );
-        assert!(end_bytes <= start_bytes * 2 + (64 << 10));
+        // Nodes may take twice the contents, before compression. Further nodes are those of the last
+        // moves: when they are merged is up to the threads in the background.
+        let most = start_bytes * 2 + (256 << 10);
+        assert!(end_bytes <= most, "{end_bytes} bytes of {most}");
         sound(&tree);
         tree.close().expect("close");
     }
