@@ -119,7 +119,7 @@ fn known_names_below_a_removed_tree_are_told_from_the_bottom_up() {
         .trees()
         .remove_tree(&root, ROOT_INO, b"tree")
         .unwrap();
-    let known = volume.directories().known_below(tree).names;
+    let known = volume.directories().known_below(tree, || {}).names;
     let told: Vec<_> = known
         .iter()
         .map(|known| (known.dir, &known.name[..], known.ino))
@@ -128,7 +128,10 @@ fn known_names_below_a_removed_tree_are_told_from_the_bottom_up() {
         told,
         [(b, &b"file"[..], file), (a, b"b", b), (tree, b"a", a)]
     );
-    assert_eq!(volume.directories().known_below(beside).names.len(), 1);
+    assert_eq!(
+        volume.directories().known_below(beside, || {}).names.len(),
+        1
+    );
 }
 
 #[test]
@@ -197,7 +200,7 @@ fn a_directory_that_is_to_be_told_stays_in_memory_and_so_keeps_its_number() {
         .trees()
         .remove_tree(&root, ROOT_INO, b"tree")
         .unwrap();
-    let known = volume.directories().known_below(tree).names;
+    let known = volume.directories().known_below(tree, || {}).names;
     for ino in [file, below, tree] {
         volume.forget(ino, 1);
     }

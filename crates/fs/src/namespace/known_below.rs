@@ -64,8 +64,9 @@ impl Depths<'_> {
     }
 }
 
-/// The objects below the directory `top` that are in memory.
-pub(crate) fn known_below(table: &Table, top: &Arc<Inode>) -> KnownBelow {
+/// The objects below the directory `top` that are in memory. All inodes in memory are looked at;
+/// `between` is called after some of them.
+pub(crate) fn known_below(table: &Table, top: &Arc<Inode>, between: impl FnMut()) -> KnownBelow {
     // A child holds its directory. The table and the caller hold the top.
     if Arc::strong_count(top) <= 2 {
         return KnownBelow::default();
@@ -73,7 +74,7 @@ pub(crate) fn known_below(table: &Table, top: &Arc<Inode>) -> KnownBelow {
     let known = HashMap::new();
     let mut depths = Depths { top, known };
     let (mut names, mut shared) = (Vec::new(), Vec::new());
-    each_placed(table, |placed, ino| match placed {
+    let each = |placed: Placed<'_>, ino| match placed {
         Placed::Name(parent, name) => {
             if let Some(depth) = depths.of(parent) {
                 let known = KnownName {
@@ -86,7 +87,8 @@ pub(crate) fn known_below(table: &Table, top: &Arc<Inode>) -> KnownBelow {
             }
         }
         Placed::Shared(root) => shared.extend(depths.of(root).map(|_| ino)),
-    });
+    };
+    each_placed(table, each, between);
     names.sort_by_key(|(depth, _)| std::cmp::Reverse(*depth));
     let names = names.into_iter().map(|(_, known)| known).collect();
     KnownBelow { names, shared }

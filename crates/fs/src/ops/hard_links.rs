@@ -222,8 +222,12 @@ pub(crate) fn prepare_links(
     if *view.root.has_links.lock() == Some(false) {
         return Ok(());
     }
-    if few_names(&view, namespace.unsettled.links_at_once)?.is_some() {
-        return read_ahead(namespace, &view.root);
+    if let Some(few) = few_names(&view, namespace.unsettled.links_at_once)? {
+        // Without names below, no count is asked for.
+        return match few.is_empty() {
+            true => Ok(()),
+            false => read_ahead(namespace, &view.root),
+        };
     }
     let (root, path) = (&view.root_path.path, &view.dir.path);
     let index = keys::links_below(root, path);

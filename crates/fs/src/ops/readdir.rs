@@ -246,12 +246,13 @@ impl Directories {
         Ok(())
     }
 
-    /// The objects below the directory `top` that the caller may have references to.
+    /// The objects below the directory `top` that the caller may have references to. The search
+    /// takes some 100 ns for each inode in memory; it calls `between` now and then, to pause.
     #[must_use]
-    pub fn known_below(&self, top: Ino) -> KnownBelow {
+    pub fn known_below(&self, top: Ino, between: impl FnMut()) -> KnownBelow {
         let table = &self.namespace.table;
         let top = table.get(top);
-        top.map_or_else(KnownBelow::default, |top| known_below(table, &top))
+        top.map_or_else(KnownBelow::default, |top| known_below(table, &top, between))
     }
 
     /// Calls `each` with the names of hard links in a directory that the caller has a reference to,

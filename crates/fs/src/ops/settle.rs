@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use ramet_betree::{Seq, Snapshot, successor_of_prefix};
+use ramet_betree::{Scan, Seq, Snapshot, successor_of_prefix};
 use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result, gone_is_not_found};
@@ -58,6 +58,9 @@ const STEP_BYTES_MAX: usize = 256 * 1024;
 const KEYS_OF_ONE: usize = 12;
 const KEY_BYTES: usize = 32;
 
+/// Inodes that the kernel is told of in one step, which takes two milliseconds, about.
+const TOLD_AT_ONCE: usize = 2048;
+
 /// Tells the kernel of attributes that are out of date.
 pub(crate) type Tell = Arc<dyn Fn(&[Invalidation]) + Send + Sync>;
 
@@ -74,6 +77,15 @@ pub(crate) struct Settling {
     erased: AtomicU64,
     failures: AtomicU64,
     tell: Mutex<Option<Tell>>,
+    untold: Mutex<Untold>,
+}
+
+/// Attributes that are out of date, of which the kernel is told with the next steps.
+#[derive(Default)]
+struct Untold {
+    inodes: Vec<Ino>,
+    /// The clone root whose shared inodes were the last ones, and its last note then.
+    last: Option<(Ino, u64)>,
 }
 
 /// A clone root that is being settled.
@@ -163,6 +175,7 @@ impl Settling {
             erased: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             tell: Mutex::default(),
+            untold: Mutex::default(),
         })
     }
 
@@ -195,16 +208,20 @@ impl Settling {
     /// # Errors
     /// Those of the tree; the next step goes on, or begins the pass anew.
     pub(crate) fn step(&self) -> Result<bool> {
-        if self.is_read_only || self.is_stopped() || !self.namespace.unsettled.may_have_notes() {
+        if self.is_read_only || self.is_stopped() {
             return Ok(false);
         }
-        self.tell_announced();
+        self.find_announced();
+        let has_told = self.tell_some();
+        if !self.namespace.unsettled.may_have_notes() {
+            return Ok(has_told);
+        }
         let mut pass = self.pass.lock();
         let going = match pass.take() {
             Some(going) => going,
             None => match self.begin()? {
                 Some(going) => going,
-                None => return Ok(false),
+                None => return Ok(has_told),
             },
         };
         let path = going.place.path.clone();
@@ -236,6 +253,7 @@ impl Settling {
             };
             let mut pass = self.pass.lock();
             let mut going = Some(self.begin_at(&path)?);
+            while self.tell_some() {}
             while let Some(step) = going {
                 let (after, stale) = self.go_on(&step)?;
                 self.tell(&stale);
@@ -262,8 +280,8 @@ impl Settling {
         })
     }
 
-    /// Tells the kernel of shared inodes whose links wait to be counted.
-    fn tell_announced(&self) {
+    /// Finds the shared inodes whose links wait to be counted, of the clone roots that were announced.
+    fn find_announced(&self) {
         for ino in self.namespace.unsettled.take_announced() {
             let Some(root) = self.namespace.table.get(ino) else {
                 continue;
@@ -272,15 +290,34 @@ impl Settling {
                 let _links = self.namespace.links.read();
                 last_note(&self.namespace, &root).unwrap_or(0)
             };
-            self.tell_uncounted(&root, last);
+            self.find_uncounted(&root, last);
         }
     }
 
-    fn tell_uncounted(&self, root: &Arc<Inode>, last: u64) {
+    /// The kernel is to be told of the shared inodes of a clone root that are not counted up to the
+    /// note `last`. Attributes that it asks for later are right.
+    fn find_uncounted(&self, root: &Arc<Inode>, last: u64) {
+        let mut untold = self.untold.lock();
+        if untold.last == Some((root.ino, last)) {
+            return;
+        }
         let uncounted = self.namespace.table.uncounted(root, last);
-        let numbers = uncounted.into_iter().map(|(_, ino)| ino);
-        let stale: Vec<_> = numbers.map(Invalidation::Attributes).collect();
+        untold
+            .inodes
+            .extend(uncounted.into_iter().map(|(_, ino)| ino));
+        untold.last = Some((root.ino, last));
+    }
+
+    /// Tells the kernel of some attributes. Returns whether there were any.
+    fn tell_some(&self) -> bool {
+        let some = {
+            let mut untold = self.untold.lock();
+            let rest = untold.inodes.len().saturating_sub(TOLD_AT_ONCE);
+            untold.inodes.split_off(rest)
+        };
+        let stale: Vec<_> = some.into_iter().map(Invalidation::Attributes).collect();
         self.tell(&stale);
+        !stale.is_empty()
     }
 
     fn step_bytes(&self) -> usize {
@@ -341,7 +378,7 @@ impl Settling {
         })?;
         let counts = Arc::new(read_counts(&snapshot, path, 0)?);
         if let Some(root) = place.inode(namespace) {
-            self.tell_uncounted(&root, counts.notes.last);
+            self.find_uncounted(&root, counts.notes.last);
         }
         Ok(Pass {
             place,
@@ -469,18 +506,14 @@ impl Settling {
         let len_max = len_max
             .max(STEP_LEN_MIN)
             .min(self.step_bytes() / one_bytes + 1);
-        let in_memory = match root {
-            Some(root) if counts.notes.uncounted > 0 => namespace_links(&self.namespace, root),
-            _ => BTreeSet::new(),
-        };
-        let mut looked_at = 0;
-        while looked_at < len_max {
-            let Some((link, record)) = next_shared(snapshot, &place.path, counts, step.next)?
-            else {
+        // Looked for when it is needed: that looks at all inodes in memory.
+        let mut in_memory = None;
+        let mut shared = SharedInodes::new(snapshot, &place.path, counts);
+        for _ in 0..len_max {
+            let Some((link, record)) = shared.next(step.next)? else {
                 step.is_done = true;
                 break;
             };
-            looked_at += 1;
             step.next = link + 1;
             let known = match root {
                 Some(root) => self.known(root, link, &record)?,
@@ -503,6 +536,8 @@ impl Settling {
                 0 => {
                     // Nothing up to the next one with names has any, or ever had.
                     let named = counts.next_named(link + 1);
+                    let in_memory =
+                        in_memory.get_or_insert_with(|| links_in_memory(&self.namespace, root));
                     let known = in_memory.range(link + 1..).next().copied();
                     let next = named.into_iter().chain(known).min();
                     let until = next.unwrap_or(u64::MAX).min(counts.window.1);
@@ -615,10 +650,10 @@ fn read_counts(snapshot: &Snapshot, root: &[u8], from: u64) -> Result<Counts> {
     Counts::read(snapshot, root, notes, from)
 }
 
-/// The shared inodes of a clone root that are in memory.
-fn namespace_links(namespace: &Namespace, root: &Arc<Inode>) -> BTreeSet<u64> {
-    let all = namespace.table.uncounted(root, u64::MAX);
-    all.into_iter().map(|(link, _)| link).collect()
+/// The shared inodes in memory of a clone root, if that is in memory.
+fn links_in_memory(namespace: &Namespace, root: Option<&Arc<Inode>>) -> BTreeSet<u64> {
+    let all = root.map(|root| namespace.table.uncounted(root, u64::MAX));
+    all.into_iter().flatten().map(|(link, _)| link).collect()
 }
 
 /// Path of the first clone root that has notes, but for those in `failed`.
@@ -639,39 +674,227 @@ fn first_root(snapshot: &Snapshot, failed: &BTreeMap<Bytes, Error>) -> Result<Op
     Ok(None)
 }
 
-/// The first shared inode from `from` on that a pass has to look at, of the clone root at `root`.
-fn next_shared(
-    snapshot: &Snapshot,
-    root: &[u8],
-    counts: &Counts,
-    from: u64,
-) -> Result<Option<(u64, Record)>> {
-    let decode = |value: &[u8]| match Entry::decode(&Bytes::copy_from_slice(value))? {
-        Entry::Inode(record) => Ok(record),
-        Entry::Link(_) | Entry::Deleted(_) => Err(Error::Corrupt {
-            what: "hard link",
-            detail: format!("a shared inode of {root:?} is a name"),
-        }),
-    };
-    if counts.notes.uncounted > 0 {
-        let end = successor_of_prefix(&keys::shared_inodes(keys::META, root));
-        let first = keys::shared_record(&keys::shared_inode(root, from));
-        let mut scan = snapshot.scan(&first, end.as_deref());
+/// The shared inodes that a pass has to look at, of the clone root at `root`.
+struct SharedInodes<'a> {
+    snapshot: &'a Snapshot,
+    root: &'a [u8],
+    counts: &'a Counts,
+    /// A scan of the records, and the shared inode that it goes on at.
+    scan: Option<(Scan, u64)>,
+}
+
+impl<'a> SharedInodes<'a> {
+    fn new(snapshot: &'a Snapshot, root: &'a [u8], counts: &'a Counts) -> Self {
+        Self {
+            snapshot,
+            root,
+            counts,
+            scan: None,
+        }
+    }
+
+    /// The first one from `from` on.
+    fn next(&mut self, from: u64) -> Result<Option<(u64, Record)>> {
+        if self.counts.notes.uncounted > 0 {
+            let found = self.next_of_all(from)?;
+            return Ok(found.filter(|(link, _)| self.counts.has(*link)));
+        }
+        let mut from = from;
+        while let Some(link) = self.counts.next_removed(from) {
+            let key = keys::shared_record(&keys::shared_inode(self.root, link));
+            if let Some(value) = self.snapshot.get(&key)? {
+                return Ok(Some((link, self.decode(&value)?)));
+            }
+            from = link + 1;
+        }
+        Ok(None)
+    }
+
+    /// The first one of all that the clone root has.
+    fn next_of_all(&mut self, from: u64) -> Result<Option<(u64, Record)>> {
+        let going = self.scan.take().filter(|(_, at)| *at == from);
+        let mut scan = going.map_or_else(|| self.scan_from(from), |(scan, _)| scan);
         while scan.advance()? {
-            if let Some(link) = keys::link_of_record(root, scan.key()) {
-                let record = decode(scan.value())?;
-                return Ok(counts.has(link).then_some((link, record)));
+            if let Some(link) = keys::link_of_record(self.root, scan.key()) {
+                let record = self.decode(scan.value())?;
+                self.scan = Some((scan, link + 1));
+                return Ok(Some((link, record)));
             }
         }
-        return Ok(None);
+        Ok(None)
     }
-    let mut from = from;
-    while let Some(link) = counts.next_removed(from) {
-        let key = keys::shared_record(&keys::shared_inode(root, link));
-        if let Some(value) = snapshot.get(&key)? {
-            return Ok(Some((link, decode(&value)?)));
+
+    fn scan_from(&self, from: u64) -> Scan {
+        let end = successor_of_prefix(&keys::shared_inodes(keys::META, self.root));
+        let first = keys::shared_record(&keys::shared_inode(self.root, from));
+        self.snapshot.scan(&first, end.as_deref())
+    }
+
+    fn decode(&self, value: &[u8]) -> Result<Record> {
+        match Entry::decode(&Bytes::copy_from_slice(value))? {
+            Entry::Inode(record) => Ok(record),
+            Entry::Link(_) | Entry::Deleted(_) => Err(Error::Corrupt {
+                what: "hard link",
+                detail: format!("a shared inode of {:?} is a name", self.root),
+            }),
         }
-        from = link + 1;
     }
-    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use ramet_block::{Device, MemDevice};
+
+    use super::*;
+    use crate::format::ino::ROOT_INO;
+    use crate::format::record::Kind;
+    use crate::{Caller, CloneMode, FormatOptions, NewInode, OpenOptions, Volume};
+
+    struct Fixture {
+        volume: Arc<Volume>,
+        store: Ino,
+        tree: Ino,
+    }
+
+    impl Fixture {
+        /// Directories `store` and `tree` with so many files that each have a name in both. More
+        /// than two links are many.
+        fn with(links: usize) -> Self {
+            let device: Arc<dyn Device> = Arc::new(MemDevice::new(96 << 20));
+            Volume::format(&device, &FormatOptions::default()).expect("formats");
+            let options = OpenOptions {
+                manual: true,
+                links_at_once: Some(2),
+                ..OpenOptions::default()
+            };
+            let volume = Volume::open(device, options).expect("opens");
+            let make = |dir, name: &str, kind| {
+                let made = volume
+                    .names()
+                    .create(dir, name.as_bytes(), &NewInode::new(kind, 0o755));
+                made.expect("creates").ino
+            };
+            let [store, tree] = ["store", "tree"].map(|name| make(ROOT_INO, name, Kind::Directory));
+            for number in 0..links {
+                let name = number.to_string();
+                let file = make(store, &name, Kind::Regular);
+                let linked = volume.names().link(file, tree, name.as_bytes());
+                linked.expect("links");
+            }
+            Self {
+                volume,
+                store,
+                tree,
+            }
+        }
+
+        fn clone_to(&self, source: Ino, name: &[u8]) -> Ino {
+            let (trees, root) = (self.volume.trees(), Caller::root());
+            let cloned = trees.clone_entry(&root, source, ROOT_INO, name, CloneMode::New);
+            cloned.expect("clones");
+            let names = self.volume.names();
+            names.lookup(ROOT_INO, name).expect("is there").ino
+        }
+
+        fn remove_tree(&self) {
+            let (trees, root) = (self.volume.trees(), Caller::root());
+            let removed = trees.remove_tree(&root, ROOT_INO, b"tree");
+            removed.expect("removes");
+        }
+
+        /// Takes all steps, and counts them.
+        fn settle(&self) -> usize {
+            let step = || self.volume.controls().settle_links().expect("settles");
+            std::iter::from_fn(|| step().then_some(())).count()
+        }
+
+        fn walks(&self) -> u64 {
+            let table = &self.volume.namespace().table;
+            table.walks.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn a_step_does_not_look_at_all_inodes_in_memory() {
+        let fixture = Fixture::with(100);
+        let clone = fixture.clone_to(fixture.tree, b"c");
+        fixture
+            .volume
+            .names()
+            .lookup(clone, b"7")
+            .expect("looks up");
+        let before = fixture.walks();
+        let steps = fixture.settle();
+        assert!(steps > 20, "{steps}");
+        // For those that the kernel is told of at the beginning.
+        let walks = fixture.walks() - before;
+        assert!(walks <= 1, "{walks} in {steps} steps");
+    }
+
+    #[test]
+    fn unused_inodes_of_a_clone_of_which_nothing_is_known_cost_no_look_at_all_inodes() {
+        let fixture = Fixture::with(100);
+        let names = fixture.volume.names();
+        for number in 3..100 {
+            let name = number.to_string();
+            names
+                .unlink(fixture.tree, name.as_bytes())
+                .expect("unlinks");
+        }
+        fixture.clone_to(fixture.tree, b"c");
+        let before = fixture.walks();
+        fixture.settle();
+        assert_ne!(fixture.volume.stats().links.links_erased, 0);
+        assert_eq!(fixture.walks() - before, 0);
+    }
+
+    #[test]
+    fn the_kernel_is_told_of_few_inodes_in_one_step_and_of_all() {
+        let links = TOLD_AT_ONCE + 100;
+        let fixture = Fixture::with(links);
+        let told: Arc<Mutex<Vec<Vec<Invalidation>>>> = Arc::default();
+        let heard = Arc::clone(&told);
+        let tell = move |stale: &[Invalidation]| heard.lock().push(stale.to_vec());
+        fixture.volume.controls().tell_links_by(tell);
+        fixture.remove_tree();
+        fixture.settle();
+        let told = std::mem::take(&mut *told.lock());
+        assert!(told.iter().all(|some| some.len() <= TOLD_AT_ONCE));
+        let number = |stale: &Invalidation| match stale {
+            Invalidation::Attributes(ino) => ino.0,
+            other => panic!("{other:?}"),
+        };
+        let mut all: Vec<u64> = told.iter().flatten().map(number).collect();
+        // A step tells of those that it counts, too.
+        assert!(all.len() <= 2 * links, "{}", all.len());
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), links);
+    }
+
+    #[test]
+    fn a_clone_without_links_reads_no_counts_of_the_clone_root_above() {
+        let fixture = Fixture::with(100);
+        let small = fixture.volume.names().create(
+            ROOT_INO,
+            b"small",
+            &NewInode::new(Kind::Directory, 0o755),
+        );
+        let small = small.expect("creates").ino;
+        fixture.remove_tree();
+        fixture.clone_to(small, b"c");
+        let root = fixture
+            .volume
+            .namespace()
+            .inode(ROOT_INO)
+            .expect("is there");
+        let has_read = |root: &Inode| {
+            let known = root.notes.lock();
+            known.as_ref().is_some_and(|known| known.counts.is_some())
+        };
+        assert!(!has_read(&root));
+        let file = fixture.volume.names().lookup(fixture.store, b"7");
+        assert_eq!(file.expect("is there").nlink, 1);
+        assert!(has_read(&root), "the question for a count reads them");
+    }
 }

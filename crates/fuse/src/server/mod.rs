@@ -17,6 +17,7 @@ pub(crate) mod names;
 pub(crate) mod notices;
 pub(crate) mod own_processes;
 pub(crate) mod page_cache;
+pub(crate) mod pauses;
 pub(crate) mod prefetcher;
 pub(crate) mod request_counts;
 pub(crate) mod reserved;
