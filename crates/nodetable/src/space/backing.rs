@@ -15,7 +15,8 @@
 //! Room is taken in steps, from the lowest addresses on, and given back from the highest ones. Some
 //! is kept for the next writes. So the image stays short. The volume does not record which free
 //! extents are backed. A volume that is opened on a full host finds the room that an earlier mount
-//! took, since allocating a backed extent again takes nothing.
+//! took, since allocating a backed extent again takes nothing. It looks for that once, by some
+//! thousand calls of the host.
 //!
 //! The host is asked for its free space when room is taken, when it runs short, and by the caller
 //! now and then. In between the last answer counts, less the room taken since. This figure is a
@@ -25,7 +26,7 @@
 //! the allocator.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use ramet_block::{BLOCK_BYTES, Device, Extent};
@@ -44,7 +45,8 @@ const SPARE_MAX: u64 = 256 << 10;
 /// One call of the host reaches so far, over allocated extents, to find bare ones.
 const SPAN_MAX: u64 = 64 << 20;
 /// Pieces in which the room of an earlier mount is looked for on a full host, in bytes, and how
-/// many. A small volume is looked through block by block.
+/// many. A volume of up to 64 MiB is looked through block by block: it needs all that it has. Of a
+/// larger one, a piece of which the host has a part is not found.
 const PIECE_MAX: u64 = 256 << 10;
 const PIECES_MAX: u32 = 1 << 14;
 /// A host that refused is asked again when it has so many more bytes free.
@@ -60,6 +62,8 @@ pub(crate) struct BackedSpace {
     /// Free bytes of the host when it last refused; [`NEVER`] when it did not. Until it has some
     /// more it is not asked again.
     refused_at: AtomicU64,
+    /// All room that an earlier mount took was looked for on a full host.
+    is_searched: AtomicBool,
     /// Held by the thread that takes room or gives it back.
     taking: Mutex<()>,
 }
@@ -90,6 +94,7 @@ impl BackedSpace {
             map: Mutex::new(SpaceMap::new(usable, is_sparse)),
             free_bytes: AtomicU64::new(0),
             refused_at: AtomicU64::new(NEVER),
+            is_searched: AtomicBool::new(false),
             taking: Mutex::new(()),
         };
         space.look_at_host();
@@ -166,11 +171,14 @@ impl BackedSpace {
                     step: step_of(space.capacity_bytes())
                         .max(want - room)
                         .next_multiple_of(BLOCK_BYTES),
-                    piece: (space.bare_bytes() / u64::from(PIECES_MAX / 2))
+                    piece: (space.bare_bytes() / u64::from(PIECES_MAX))
                         .next_multiple_of(BLOCK_BYTES)
                         .clamp(BLOCK_BYTES, PIECE_MAX),
                     is_second_round: space.resumes_at().is_none(),
-                    pieces_left: PIECES_MAX,
+                    pieces_left: match self.is_searched.load(Ordering::Relaxed) {
+                        true => 1,
+                        false => PIECES_MAX,
+                    },
                 });
                 // One backed piece of an earlier mount says nothing of the next piece.
                 let span = if search.step > search.piece {
@@ -200,6 +208,7 @@ impl BackedSpace {
                 search.pieces_left = 0;
             }
             if search.pieces_left == 0 {
+                self.is_searched.store(true, Ordering::Relaxed);
                 self.look_at_host();
                 let free = self.free_bytes.load(Ordering::Relaxed);
                 self.refused_at.store(free, Ordering::Relaxed);
@@ -321,22 +330,28 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A host that gives room in pieces of 256 KiB.
+    /// A host that gives room in pieces of this length, most often 256 KiB.
     struct Hosted {
         device: MemDevice,
+        piece: u64,
         room: Mutex<(u64, BTreeSet<u64>)>,
     }
 
     impl Hosted {
         fn new(free: u64) -> Arc<Self> {
+            Self::of(MORE, free)
+        }
+
+        fn of(piece: u64, free: u64) -> Arc<Self> {
             Arc::new(Self {
                 device: MemDevice::new(64 * MIB),
+                piece,
                 room: Mutex::new((free, BTreeSet::new())),
             })
         }
 
-        fn pieces(addr: u64, len: u64) -> impl Iterator<Item = u64> {
-            addr / MORE..(addr + len).div_ceil(MORE)
+        fn pieces(&self, addr: u64, len: u64) -> impl Iterator<Item = u64> {
+            addr / self.piece..(addr + len).div_ceil(self.piece)
         }
     }
 
@@ -360,8 +375,8 @@ mod tests {
 
         fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
             let mut room = self.room.lock();
-            for piece in addr.div_ceil(MORE)..(addr + len_bytes) / MORE {
-                room.0 += u64::from(room.1.remove(&piece)) * MORE;
+            for piece in addr.div_ceil(self.piece)..(addr + len_bytes) / self.piece {
+                room.0 += u64::from(room.1.remove(&piece)) * self.piece;
             }
             Ok(())
         }
@@ -376,10 +391,11 @@ mod tests {
 
         fn allocate(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
             let mut room = self.room.lock();
-            let new: Vec<_> = Self::pieces(addr, len_bytes)
+            let new: Vec<_> = self
+                .pieces(addr, len_bytes)
                 .filter(|piece| !room.1.contains(piece))
                 .collect();
-            let left = room.0.checked_sub(new.len() as u64 * MORE);
+            let left = room.0.checked_sub(new.len() as u64 * self.piece);
             room.0 = left.ok_or(io::ErrorKind::StorageFull)?;
             room.1.extend(new);
             Ok(())
@@ -421,6 +437,20 @@ mod tests {
         let space = space(&device);
         assert!(!space.secure(30 * MIB));
         assert!(space.secure(10 * MIB));
+    }
+
+    #[test]
+    fn room_that_an_earlier_mount_took_is_found_block_by_block_in_a_small_volume() {
+        let device = Hosted::of(BLOCK_BYTES, 20 * MIB);
+        // Each second block, as nodes leave them that were not recorded.
+        for at in 0..256 {
+            let addr = MIB + 2 * at * BLOCK_BYTES;
+            device.allocate(addr, BLOCK_BYTES).unwrap();
+        }
+        device.room.lock().0 = 0;
+        let space = space(&device);
+        assert!(!space.secure(MIB));
+        assert_eq!(space.lock().backed_bytes(), MIB);
     }
 
     #[test]

@@ -46,17 +46,20 @@ impl Bare {
         self.holes.take(extent)
     }
 
-    /// Makes bare extents of about `want` bytes together moving. They begin with the first one at
-    /// or behind `from`, follow each other, and reach over `span` bytes at most.
+    /// Makes bare extents of about `want` bytes together moving. They begin at the first bare byte
+    /// from `from` on, follow each other, and reach over `span` bytes at most.
     pub fn begin(&mut self, from: u64, want: u64, span: u64) -> Vec<Extent> {
         let mut taken = Vec::new();
-        let Some(first) = self.holes.first_behind(from) else {
+        // A piece before `from` that the host refused is one with the rest of its hole again.
+        let Some(first) = self.holes.first_from(from) else {
             return taken;
         };
         let reach = first.addr.saturating_add(span);
         let (mut left, mut next) = (want, Some(first));
         while let Some(hole) = next.filter(|hole| left > 0 && hole.addr < reach) {
-            let part = self.holes.take_front(hole, left.min(reach - hole.addr));
+            let part = Extent::new(hole.addr, hole.len.min(left).min(reach - hole.addr));
+            let is_bare = self.holes.take(part);
+            debug_assert!(is_bare, "{part} is of a hole");
             left -= part.len;
             taken.push(part);
             next = self.holes.first_behind(part.end());

@@ -43,6 +43,15 @@ impl Holes {
         self.within(addr..u64::MAX).next()
     }
 
+    /// The part of a hole that begins at `addr`, or the first hole behind it.
+    pub fn first_from(&self, addr: u64) -> Option<Extent> {
+        let below = self.by_addr.range(..=addr).next_back();
+        let below = below.map(|(&at, &len)| Extent::new(at, len));
+        let around = below.filter(|hole| hole.end() > addr);
+        let rest = around.map(|hole| Extent::new(addr, hole.end() - addr));
+        rest.or_else(|| self.first_behind(addr))
+    }
+
     /// The lowest hole of at least `len` bytes among the first `most` ones.
     pub fn lowest(&self, len: u64, most: usize) -> Option<Extent> {
         let mut holes = self.iter().take(most);
