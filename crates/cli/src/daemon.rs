@@ -37,12 +37,25 @@ pub struct Plan {
     pub budget: Arc<Budget>,
 }
 
+/// Tells the waiting `ramet mount` the failure, if it still waits.
+pub fn tell_starter(failure: &Failure) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{failure}").and_then(|()| out.flush());
+}
+
 /// Serves until the mount is gone, then closes the volume. As a daemon (`report`), first tells the
 /// waiting `ramet mount` the outcome.
 pub fn serve(plan: Plan, report: bool) -> Outcome<u8> {
-    inherited::let_go()?;
-    let log = Log::to_stderr();
-    let _log = log.map_err(|e| Failure::new(format!("cannot start a thread: {}", reason(&e))))?;
+    let prepare = || {
+        inherited::let_go()?;
+        let log = Log::to_stderr();
+        log.map_err(|e| Failure::new(format!("cannot start a thread: {}", reason(&e))))
+    };
+    let _log = prepare().inspect_err(|failure| {
+        if report {
+            tell_starter(failure);
+        }
+    })?;
     if !report {
         let serving = start(&plan, &mut owner::tell)?;
         serving.notes().iter().for_each(output::complain);

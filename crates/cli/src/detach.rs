@@ -35,6 +35,8 @@ pub fn try_to_detach(dir: &Path, flags: UnmountFlags) -> Outcome<Detached> {
         Ok(()) => return Ok(Detached::Gone),
         Err(Errno::PERM) => {}
         Err(Errno::BUSY) => return Ok(Detached::Busy),
+        // Another process was faster.
+        Err(Errno::INVAL) if mounts::at(dir)?.is_none() => return Ok(Detached::Gone),
         Err(e) => return Err(Failure::system(dir, e)),
     }
     let mut command = Command::new("fusermount3");
@@ -53,6 +55,9 @@ pub fn try_to_detach(dir: &Path, flags: UnmountFlags) -> Outcome<Detached> {
     }
     let said = String::from_utf8_lossy(&out.stderr);
     let mount = mounts::at(dir)?;
+    if mount.is_none() {
+        return Ok(Detached::Gone);
+    }
     // fusermount3 gives no reason.
     let user = geteuid().as_raw();
     if let Some(owner) = mount.as_ref().and_then(|mount| mount.user)

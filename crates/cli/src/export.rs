@@ -4,7 +4,6 @@
 //! attributes in records `SCHILY.xattr`, times with nanoseconds, and contents without holes.
 
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::path::Path;
 
 use ramet_fs::{ImportAttr, ImportBody, ImportItem, Items, Time};
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -15,6 +14,7 @@ use crate::failure::{Failure, Outcome, status};
 use crate::import::allow_open_files;
 use crate::import::report::Report;
 use crate::import::walk::walk;
+use crate::output::not_written;
 
 /// Size of the unit of an archive.
 const UNIT: u64 = 512;
@@ -41,7 +41,7 @@ pub fn run(args: &Export) -> Outcome<u8> {
             // The call does not return: as with any filter, the reader has gone.
             let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
         }
-        Failure::system(Path::new("standard output"), e)
+        not_written(&e)
     };
     walk(top, true, &report, &mut |frame| {
         let mut items = Items::of_frame(&frame);

@@ -19,7 +19,7 @@ use crate::failure::{Failure, Outcome, status};
 use crate::in_use::{self, Users};
 use crate::output::{complain, say};
 use crate::renumber::Renumbered;
-use crate::{forks, repository, resolve};
+use crate::{forks, past, repository, resolve};
 
 /// Most names that are tried for a fork without one.
 const NAMES_MAX: u64 = 1_000_000;
@@ -62,6 +62,11 @@ impl<'a> Forking<'a> {
         let source = Seen::at(src)?;
         if !source.is_dir() {
             let why = "is no directory: 'ramet clone' copies a file";
+            return Err(Failure::at(src, why));
+        }
+        if past::shown_in_view(src)?.is_some() {
+            let why = "is of a snapshot, and a fork brings its changes back: 'ramet clone' copies \
+                       the directory";
             return Err(Failure::at(src, why));
         }
         repository::must_be_inside(src)?;

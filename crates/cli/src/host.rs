@@ -2,9 +2,9 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ramet_block::{Access, Device, FileDevice, OpenError};
 use rustix::fs::FlockOperation;
@@ -15,9 +15,13 @@ use crate::size::Size;
 
 /// How long a command waits for a daemon that still writes after its mount is gone.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The time between two looks whether the daemon has mounted the volume.
+const LOOK: Duration = Duration::from_millis(20);
+/// Looks before the user is told.
+const LOOKS_IN_SILENCE: u32 = 5;
 
 /// Opens a volume. umount(8) may return while the daemon still closes the volume. This call then
-/// waits for that daemon, and tells `note` so.
+/// waits for that daemon, and tells `note` so. A daemon that mounts meanwhile does not end.
 pub fn open(volume: &Path, access: Access, note: &mut dyn FnMut(&str)) -> Outcome<FileDevice> {
     match FileDevice::open(volume, access) {
         Err(OpenError::Busy {
@@ -25,11 +29,13 @@ pub fn open(volume: &Path, access: Access, note: &mut dyn FnMut(&str)) -> Outcom
             by,
             ..
         }) if !mounts::is_seen_by(process, volume) => {
-            note(&format!(
-                "{}: still in use {by}, waiting for it to end",
-                volume.display()
-            ));
-            wait_for_end(volume);
+            let mut tell = || {
+                note(&format!(
+                    "{}: still in use {by}, waiting for it to end",
+                    volume.display()
+                ));
+            };
+            wait_for_end(volume, process, &mut tell);
             FileDevice::open(volume, access)
         }
         opened => opened,
@@ -37,17 +43,28 @@ pub fn open(volume: &Path, access: Access, note: &mut dyn FnMut(&str)) -> Outcom
     .map_err(Failure::device)
 }
 
-/// Waits until no process has the volume open, or patience ends.
-fn wait_for_end(volume: &Path) {
+/// Waits until no process has the volume open, the one that has it mounts it, or patience ends.
+fn wait_for_end(volume: &Path, process: u32, tell: &mut dyn FnMut()) {
     let (ended, has_ended) = channel();
-    let volume = volume.to_owned();
+    let of_thread = volume.to_owned();
     // The thread outlives a wait that ends early. It holds nothing then but its place in the queue
     // for the lock.
     let waiting = thread::Builder::new().name("lock".into()).spawn(move || {
-        let _ = ended.send(wait_for_lock(&volume).is_ok());
+        let _ = ended.send(wait_for_lock(&of_thread).is_ok());
     });
-    if waiting.is_ok() {
-        let _ = has_ended.recv_timeout(PATIENCE);
+    if waiting.is_err() {
+        return;
+    }
+    let begin = Instant::now();
+    let mut looks = 0;
+    while begin.elapsed() < PATIENCE
+        && has_ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout)
+        && !mounts::is_seen_by(process, volume)
+    {
+        looks += 1;
+        if looks == LOOKS_IN_SILENCE {
+            tell();
+        }
     }
 }
 

@@ -26,7 +26,12 @@ use crate::{daemon, inherited, mounts, output};
 pub fn run(args: &Mount) -> Outcome<u8> {
     // Both roles refuse here all that can be refused before a daemon runs. Paths are made absolute
     // because the daemon leaves the current directory.
-    let (plan, log) = plan(args)?;
+    let (plan, log) = plan(args).inspect_err(|failure| {
+        if args.daemon {
+            // Something changed since the starter looked.
+            daemon::tell_starter(failure);
+        }
+    })?;
     if let Some(name) = plan.snapshot.as_deref().filter(|_| !args.daemon)
         && let Some(live) = Live::of(&plan.volume)?
     {

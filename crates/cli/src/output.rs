@@ -10,7 +10,7 @@ use std::path::Path;
 
 use signal_hook::consts::SIGPIPE;
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, reason};
 
 /// Writes a line of the result; the arguments are those of `format!`.
 macro_rules! say {
@@ -30,8 +30,18 @@ pub fn result(text: impl fmt::Display) -> Outcome {
             // end by it.
             let _ = signal_hook::low_level::emulate_default_handler(SIGPIPE);
         }
-        Failure::system(Path::new("standard output"), error)
+        not_written(&error)
     })
+}
+
+/// The failure of standard output, which need not lie on a volume.
+pub fn not_written(error: &io::Error) -> Failure {
+    let why = match error.kind() {
+        ErrorKind::StorageFull => "no space left".to_owned(),
+        ErrorKind::ReadOnlyFilesystem => "the file system is read-only".to_owned(),
+        _ => reason(error),
+    };
+    Failure::at(Path::new("standard output"), why)
 }
 
 /// Tells the user on standard error why something was not done, or gives a note.

@@ -20,8 +20,11 @@ use crate::host::wait_for_lock;
 use crate::mounts::RametMount;
 use crate::{beside, daemon, home, mounts, output};
 
-/// The pause before the next try to unmount, while only the daemon itself uses the mount.
+/// The pause before the next attempt to unmount.
 const PAUSE: Duration = Duration::from_millis(5);
+/// Attempts that fail although no process of the daemon uses the mount, before it counts as in use.
+/// Another command looks at a mount for a moment, as a second `ramet umount` does.
+const ATTEMPTS: usize = 20;
 /// How long a command waits for the end of a daemon before it tells the user so.
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -103,19 +106,22 @@ fn unmount(dir: &Path, seen: OwnProcesses) -> Outcome {
     }
 }
 
-/// Makes attempts to unmount until one is made while the daemon had no process of its own in the
-/// mount. `look` tells the processes of now, `seen` those of before the first attempt.
+/// Makes attempts to unmount until enough of them failed while the daemon had no process of its own
+/// in the mount. `look` tells the processes of now, `seen` those of before the first attempt.
 fn until_others_use_it(
     mut seen: OwnProcesses,
     mut attempt: impl FnMut() -> Outcome<Detached>,
     mut look: impl FnMut() -> OwnProcesses,
 ) -> Outcome<Detached> {
+    let mut failed = 0;
     loop {
         if attempt()? == Detached::Gone {
             return Ok(Detached::Gone);
         }
         let now = look();
-        if seen.running == 0 && now.begun == seen.begun {
+        let is_of_others = seen.running == 0 && now.begun == seen.begun;
+        failed += usize::from(is_of_others);
+        if failed == ATTEMPTS {
             return Ok(Detached::Busy);
         }
         seen = now;
@@ -233,15 +239,19 @@ mod tests {
     }
 
     #[test]
-    fn only_processes_of_the_daemon_are_waited_for() {
+    fn processes_of_the_daemon_are_waited_for_and_others_for_a_moment() {
         assert!(attempts(1, &[(0, 0)]) == (Detached::Gone, 1));
-        // Other processes use the mount.
-        assert!(attempts(9, &[(3, 0), (3, 0)]) == (Detached::Busy, 1));
-        // One of the daemon runs, and ends.
-        assert!(attempts(3, &[(1, 1), (1, 1), (1, 0)]) == (Detached::Gone, 3));
-        // One began after the first look, and ended before the second one.
-        assert!(attempts(2, &[(1, 0), (2, 0)]) == (Detached::Gone, 2));
-        // One runs at first, and others use the mount as well.
-        assert!(attempts(9, &[(1, 1), (1, 0), (1, 0)]) == (Detached::Busy, 2));
+        // Other processes use the mount, for a moment or for long.
+        assert!(attempts(4, &[(3, 0); 4]) == (Detached::Gone, 4));
+        assert!(attempts(99, &[(3, 0); ATTEMPTS + 1]) == (Detached::Busy, ATTEMPTS));
+        // Processes of the daemon run for longer than that, one of them not seen while it ran.
+        let mut looks = vec![(1, 1); 2 * ATTEMPTS];
+        looks.extend([(1, 0), (2, 0)]);
+        let free_at = looks.len();
+        assert!(attempts(free_at, &looks) == (Detached::Gone, free_at));
+        // Then others use the mount as well.
+        looks.extend([(2, 0); ATTEMPTS]);
+        let all = looks.len() - 1;
+        assert!(attempts(999, &looks) == (Detached::Busy, all));
     }
 }

@@ -432,3 +432,75 @@ fn a_terminated_daemon_unmounts_cleanly() {
     );
     mount.umount();
 }
+
+#[test]
+fn snapshots_are_not_forked_and_standard_output_is_no_volume() {
+    let bed = Bed::new("64M");
+    let mount = bed.mount(&[]);
+    let dir = mount.root().join("dir");
+    fs::create_dir(&dir).expect("there is room");
+    let snapshot = ["snapshot", "create"].map(path);
+    run_ok(
+        ramet_bin(),
+        &[&snapshot[..], &[mount.root(), path("one")]].concat(),
+    );
+    let view = mount.root().join(".ramet/snapshots/one/dir");
+    says(
+        &[path("fork"), &view, &mount.root().join("fork")],
+        "'ramet clone' copies",
+    );
+    run_ok(
+        ramet_bin(),
+        &[path("clone"), &view, &mount.root().join("clone")],
+    );
+
+    let full = File::options()
+        .write(true)
+        .open("/dev/full")
+        .expect("a device");
+    let out = Command::new(ramet_bin())
+        .arg("export")
+        .arg(&dir)
+        .stdout(full)
+        .output()
+        .expect("the command runs");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(said, "ramet: standard output: no space left\n");
+    mount.umount();
+}
+
+/// Runs the command twice at once; returns the success and the complaint of both.
+fn twice(args: &[&Path]) -> [(bool, String); 2] {
+    let start = || {
+        let mut command = Command::new(ramet_bin());
+        command
+            .args(args)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        command.spawn().expect("the command runs")
+    };
+    [start(), start()].map(|child| {
+        let out = child.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        (out.status.success(), said)
+    })
+}
+
+#[test]
+fn two_that_mount_or_unmount_at_once_hear_the_reason() {
+    let bed = Bed::new("64M");
+    for _ in 0..10 {
+        let (volume, dir) = (bed.volume(), bed.mount_point());
+        let mut outcomes = twice(&[path("mount"), &volume, &dir]);
+        outcomes.sort();
+        let [(refused, why), (mounted, _)] = &outcomes;
+        assert!(mounted & !refused, "{outcomes:?}");
+        assert!(why.contains("already mounted"), "{why}");
+        let mount = bed.mounted();
+        for (has_unmounted, why) in twice(&[path("umount"), &dir]) {
+            assert!(has_unmounted || why.contains("not a Ramet mount"), "{why}");
+        }
+        mount.is_unmounted();
+    }
+    bed.fsck();
+}
