@@ -1,6 +1,6 @@
 //! Failures of the command: one line with a subject and a reason, and an exit status.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::path::Path;
 
 use ramet_block::OpenError;
@@ -84,8 +84,15 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // An error below may have line breaks in its text.
-        f.write_str(&self.message.replace('\n', "; "))
+        // An error below may have line breaks in its text, or bytes of a foreign file, which would
+        // steer a terminal.
+        for part in self.message.replace('\n', "; ").chars() {
+            match part.is_control() {
+                true => write!(f, "{}", part.escape_default())?,
+                false => f.write_char(part)?,
+            }
+        }
+        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@
 //! tree has no name before all of it is there.
 
 pub mod archive;
+mod pax;
 pub mod read;
 pub mod report;
 pub mod rights;

@@ -20,7 +20,8 @@ pub fn make_every_kind(top: &Path) {
     fs::create_dir(top.join("empty")).expect("there is room");
     make_files(top);
     symlink("d/one", top.join("link")).expect("there is room");
-    symlink("x".repeat(4000), top.join("long link")).expect("there is room");
+    symlink("x\n".repeat(2000), top.join("long link")).expect("there is room");
+    fs::create_dir(top.join("n\n".repeat(100))).expect("there is room");
     fs::hard_link(top.join("d/two"), top.join("hard")).expect("there is room");
     fs::hard_link(top.join("d/two"), top.join("d/e/hard")).expect("there is room");
     mknodat(CWD, top.join("pipe"), FileType::Fifo, Mode::RUSR, 0).expect("anyone may");
@@ -38,7 +39,8 @@ pub fn make_every_kind(top: &Path) {
     };
     set("d/one", "user.a", b"value");
     set("d", "user.b", &[9; 2000]);
-    run_ok("setfacl", &["-m", "u:5:r", text(&top.join("d/two"))]);
+    set("d", "user.c", b"of two\nlines");
+    run_ok("setfacl", &["-m", "u:5:r,u:10:r", text(&top.join("d/two"))]);
     run_ok("setfacl", &["-dm", "g:7:rx", text(&top.join("empty"))]);
     run_ok("setfacl", &["-dm", "g:7:rx", text(&top.join("d/e"))]);
     if rustix::process::geteuid().is_root() {

@@ -14,10 +14,9 @@ use rustix::process::{getegid, geteuid};
 use tar::{Archive, Entry, EntryType};
 
 use crate::failure::{Failure, Outcome};
+use crate::import::pax::{Plain, Records};
 use crate::import::read::Frames;
 use crate::import::report::Report;
-
-const XATTR: &[u8] = b"SCHILY.xattr.";
 
 /// Hands the members of an archive to `deliver`, frame by frame.
 ///
@@ -43,9 +42,13 @@ pub fn read(
     };
     let broken = |e: std::io::Error| Failure::new(format!("the archive cannot be read on: {e}"));
     let read_all = |importer: &mut Importer<'_>| -> Outcome {
-        let mut archive = Archive::new(std::io::BufReader::with_capacity(1 << 20, source));
+        let source = std::io::BufReader::with_capacity(1 << 20, source);
+        let (plain, of_member) = Plain::new(source);
+        let mut archive = Archive::new(plain);
         for member in archive.entries().map_err(broken)? {
-            importer.take(member.map_err(broken)?).map_err(broken)?;
+            let member = member.map_err(broken)?;
+            let taken = importer.take(member, of_member.take());
+            taken.map_err(broken)?;
             if importer.frames.is_cut() {
                 break;
             }
@@ -68,61 +71,6 @@ fn now() -> Time {
     }
 }
 
-/// The PAX records of a member that the import knows.
-#[derive(Default)]
-struct Records {
-    mtime: Option<Time>,
-    atime: Option<Time>,
-    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    is_sparse: bool,
-}
-
-impl Records {
-    fn of<R: Read>(member: &mut Entry<'_, R>) -> std::io::Result<Records> {
-        let mut records = Records::default();
-        let Some(extensions) = member.pax_extensions()? else {
-            return Ok(records);
-        };
-        for extension in extensions {
-            let extension = extension?;
-            let (key, value) = (extension.key_bytes(), extension.value_bytes());
-            match key {
-                b"mtime" => records.mtime = parse_time(value),
-                b"atime" => records.atime = parse_time(value),
-                _ if key.starts_with(b"GNU.sparse.") => records.is_sparse = true,
-                _ => {
-                    if let Some(name) = key.strip_prefix(XATTR) {
-                        records.xattrs.push((name.to_vec(), value.to_vec()));
-                    }
-                }
-            }
-        }
-        Ok(records)
-    }
-}
-
-/// A time as PAX tells it: seconds, with a fraction.
-fn parse_time(text: &[u8]) -> Option<Time> {
-    let text = std::str::from_utf8(text).ok()?;
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let secs: i64 = whole.parse().ok()?;
-    let digits: String = fraction
-        .chars()
-        .chain("000000000".chars())
-        .take(9)
-        .collect();
-    let nanos: u32 = digits.parse().ok()?;
-    // The fraction counts away from zero, the nanoseconds of a time count upwards.
-    if whole.starts_with('-') && nanos > 0 {
-        let secs = secs.checked_sub(1)?;
-        return Some(Time {
-            secs,
-            nanos: 1_000_000_000 - nanos,
-        });
-    }
-    Some(Time { secs, nanos })
-}
-
 /// The names of a path, joined; `None` for a path that leads out of the archive.
 fn normal(path: &[u8]) -> Option<Vec<u8>> {
     let names = path.split(|&byte| byte == b'/');
@@ -143,24 +91,24 @@ struct Importer<'a> {
 }
 
 impl Importer<'_> {
-    fn take<R: Read>(&mut self, mut member: Entry<'_, R>) -> std::io::Result<()> {
+    fn take<R: Read>(&mut self, mut member: Entry<'_, R>, records: Records) -> std::io::Result<()> {
         let kind = member.header().entry_type();
         if kind == EntryType::XGlobalHeader {
             return Ok(());
         }
-        let raw = member.path_bytes().into_owned();
+        let raw = records.path.clone();
+        let raw = raw.unwrap_or_else(|| member.path_bytes().into_owned());
         let Some(path) = normal(&raw) else {
             self.report.tell(&raw, "leads out of the archive");
             return Ok(());
         };
-        let records = Records::of(&mut member)?;
         let is_directory = kind == EntryType::Directory;
         if !self.takes(&path, is_directory) {
             return Ok(());
         }
         let mut attr = self.attr(&member, &records)?;
-        let link = member.link_name_bytes().map(|target| target.into_owned());
-        let target = link.unwrap_or_default();
+        let link = || Some(member.link_name_bytes()?.into_owned());
+        let target = records.link.clone().or_else(link).unwrap_or_default();
         let (bits, body) = match kind {
             EntryType::Directory => (0o040_000, ImportBody::Directory),
             EntryType::Symlink => (0o120_000, ImportBody::Symlink(&target)),
@@ -339,16 +287,6 @@ pub fn paths_in(frame: &[u8], paths: &mut Vec<Vec<u8>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_of_pax_have_fractions() {
-        let time = |secs, nanos| Some(Time { secs, nanos });
-        assert_eq!(parse_time(b"12"), time(12, 0));
-        assert_eq!(parse_time(b"12.5"), time(12, 500_000_000));
-        assert_eq!(parse_time(b"12.0000000019"), time(12, 1));
-        assert_eq!(parse_time(b"-1.25"), time(-2, 750_000_000));
-        assert_eq!(parse_time(b"x"), None);
-    }
 
     #[test]
     fn paths_stay_inside() {

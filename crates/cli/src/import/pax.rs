@@ -1,0 +1,416 @@
+//! The PAX records of the members of an archive, taken out before the library `tar` reads it.
+//!
+//! That library ends a record at its first newline, not by its length. A value may have newlines: an
+//! access list of the user 10 has one, and so may names. So the records are read here, and the
+//! library gets an archive in which nothing but sizes and ids is left of them.
+
+use std::cell::RefCell;
+use std::io::{Error, ErrorKind, Read, Result};
+use std::rc::Rc;
+
+use ramet_fs::Time;
+use tar::{EntryType, Header};
+
+const BLOCK: usize = 512;
+/// Most bytes of the records of one member: as many attributes as a file may have, and its names.
+const RECORDS_BYTES_MAX: u64 = 80 << 20;
+const XATTR: &[u8] = b"SCHILY.xattr.";
+/// Places of the flags that a block of the map of a sparse member follows.
+const SPARSE_FOLLOWS: usize = 482;
+const SPARSE_FOLLOWS_MORE: usize = 504;
+
+/// The PAX records of a member that the import knows.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Records {
+    pub path: Option<Vec<u8>>,
+    /// The path of a symbolic or hard link.
+    pub link: Option<Vec<u8>>,
+    pub mtime: Option<Time>,
+    pub atime: Option<Time>,
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Whether the contents are a map and parts, in a format of GNU tar.
+    pub is_sparse: bool,
+}
+
+/// The records of the member whose header was read last.
+#[derive(Clone, Default)]
+pub struct Member(Rc<RefCell<Records>>);
+
+impl Member {
+    /// The records; none the second time.
+    pub fn take(&self) -> Records {
+        self.0.take()
+    }
+}
+
+/// An archive without records, but for sizes and ids.
+pub struct Plain<R> {
+    archive: R,
+    state: State,
+    /// Bytes to hand out before others, and how many of them were.
+    out: Vec<u8>,
+    handed: usize,
+    /// Those for the next member, with the length of its contents.
+    next: Option<(Records, Option<u64>)>,
+    member: Member,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    /// A header comes.
+    Header,
+    /// A block of the map of a sparse member comes, and then so many bytes.
+    Map(u64),
+    /// So many bytes come.
+    Bytes(u64),
+    /// The library tells the fault, or the end.
+    Rest,
+}
+
+impl<R: Read> Plain<R> {
+    /// Of `archive`. The second result tells the records of each member after its header was read.
+    pub fn new(archive: R) -> (Self, Member) {
+        let member = Member::default();
+        let plain = Self {
+            archive,
+            state: State::Header,
+            out: Vec::new(),
+            handed: 0,
+            next: None,
+            member: member.clone(),
+        };
+        (plain, member)
+    }
+
+    /// Reads a block; fewer bytes at the end of the archive.
+    fn block(&mut self) -> Result<Vec<u8>> {
+        let mut block = Vec::with_capacity(BLOCK);
+        (&mut self.archive)
+            .take(BLOCK as u64)
+            .read_to_end(&mut block)?;
+        Ok(block)
+    }
+
+    fn header(&mut self) -> Result<()> {
+        let block = self.block()?;
+        self.state = State::Rest;
+        let Some(header) = header_in(&block) else {
+            if block.len() == BLOCK && block.iter().all(|&byte| byte == 0) {
+                self.state = State::Header;
+            }
+            self.hand_out(block);
+            return Ok(());
+        };
+        let Ok(mut bytes) = header.entry_size() else {
+            self.hand_out(block);
+            return Ok(());
+        };
+        let kind = header.entry_type();
+        if kind == EntryType::XHeader {
+            self.state = State::Header;
+            return self.records(header.clone(), bytes);
+        }
+        let is_of_next = [
+            EntryType::XGlobalHeader,
+            EntryType::GNULongName,
+            EntryType::GNULongLink,
+        ];
+        if !is_of_next.contains(&kind) {
+            let (records, length) = self.next.take().unwrap_or_default();
+            bytes = length.unwrap_or(bytes);
+            self.member.0.replace(records);
+        }
+        let Some(padded) = bytes.checked_next_multiple_of(BLOCK as u64) else {
+            self.hand_out(block);
+            return Ok(());
+        };
+        let has_map = kind == EntryType::GNUSparse && block[SPARSE_FOLLOWS] == 1;
+        self.state = match has_map {
+            true => State::Map(padded),
+            false => State::Bytes(padded),
+        };
+        self.hand_out(block);
+        Ok(())
+    }
+
+    /// Reads the `bytes` behind a header of records.
+    fn records(&mut self, mut header: Header, bytes: u64) -> Result<()> {
+        if bytes > RECORDS_BYTES_MAX {
+            return Err(invalid("a member has more than 80 MiB of records"));
+        }
+        if self.next.is_some() {
+            return Err(invalid("a member has its records twice"));
+        }
+        let mut text = Vec::new();
+        let padded = bytes.next_multiple_of(BLOCK as u64);
+        (&mut self.archive).take(padded).read_to_end(&mut text)?;
+        if (text.len() as u64) < padded {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        text.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
+        let (mut records, mut length, mut left) = (Records::default(), None, Vec::new());
+        let mut rest = &text[..];
+        while rest.iter().any(|&byte| byte != 0) {
+            let (record, after) = split(rest).ok_or_else(|| invalid("malformed pax extension"))?;
+            match record.key {
+                b"size" => {
+                    length = number(record.value);
+                    left.extend_from_slice(record.whole);
+                }
+                b"uid" | b"gid" => left.extend_from_slice(record.whole),
+                _ => records.add(&record),
+            }
+            rest = after;
+        }
+        self.next = Some((records, length));
+        if !left.is_empty() {
+            header.set_size(left.len() as u64);
+            header.set_cksum();
+            left.resize(left.len().next_multiple_of(BLOCK), 0);
+            self.hand_out([header.as_bytes(), &left[..]].concat());
+        }
+        Ok(())
+    }
+
+    fn hand_out(&mut self, bytes: Vec<u8>) {
+        (self.out, self.handed) = (bytes, 0);
+    }
+}
+
+impl<R: Read> Read for Plain<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            let waiting = &self.out[self.handed..];
+            if !waiting.is_empty() {
+                let len = waiting.len().min(buffer.len());
+                buffer[..len].copy_from_slice(&waiting[..len]);
+                self.handed += len;
+                return Ok(len);
+            }
+            match self.state {
+                State::Header => self.header()?,
+                State::Map(then) => {
+                    let block = self.block()?;
+                    if block.get(SPARSE_FOLLOWS_MORE) != Some(&1) {
+                        self.state = State::Bytes(then);
+                    }
+                    self.hand_out(block);
+                }
+                State::Bytes(0) => self.state = State::Header,
+                State::Bytes(left) => {
+                    let len = usize::try_from(left)
+                        .unwrap_or(usize::MAX)
+                        .min(buffer.len());
+                    let read = self.archive.read(&mut buffer[..len])?;
+                    self.state = State::Bytes(left - read as u64);
+                    return Ok(read);
+                }
+                State::Rest => return self.archive.read(buffer),
+            }
+        }
+    }
+}
+
+/// The header in a block; `None` for one that the library refuses.
+fn header_in(block: &[u8]) -> Option<&Header> {
+    if block.len() != BLOCK {
+        return None;
+    }
+    let header = Header::from_byte_slice(block);
+    let (before, behind) = (&block[..148], &block[156..]);
+    let sum: u32 = before
+        .iter()
+        .chain(behind)
+        .map(|&byte| u32::from(byte))
+        .sum();
+    let blanks = 8 * u32::from(b' ');
+    (header.cksum().ok() == Some(sum + blanks)).then_some(header)
+}
+
+/// A record with its length and its newline.
+struct Record<'a> {
+    whole: &'a [u8],
+    key: &'a [u8],
+    value: &'a [u8],
+}
+
+/// The first record, `LENGTH KEY=VALUE\n`, and the bytes behind it.
+fn split(text: &[u8]) -> Option<(Record<'_>, &[u8])> {
+    let blank = text.iter().position(|&byte| byte == b' ')?;
+    let length = usize::try_from(number(&text[..blank])?).ok()?;
+    let (whole, after) = text.split_at_checked(length)?;
+    let pair = whole.get(blank + 1..)?.strip_suffix(b"\n")?;
+    let equals = pair.iter().position(|&byte| byte == b'=')?;
+    let (key, value) = (&pair[..equals], &pair[equals + 1..]);
+    Some((Record { whole, key, value }, after))
+}
+
+fn number(text: &[u8]) -> Option<u64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+fn invalid(why: &str) -> Error {
+    Error::new(ErrorKind::InvalidData, why)
+}
+
+impl Records {
+    fn add(&mut self, record: &Record<'_>) {
+        let value = record.value;
+        let some = || (!value.is_empty()).then(|| value.to_vec());
+        match record.key {
+            b"path" => self.path = some(),
+            b"linkpath" => self.link = some(),
+            b"mtime" => self.mtime = parse_time(value),
+            b"atime" => self.atime = parse_time(value),
+            key if key.starts_with(b"GNU.sparse.") => self.is_sparse = true,
+            key => {
+                if let Some(name) = key.strip_prefix(XATTR) {
+                    self.xattrs.push((name.to_vec(), value.to_vec()));
+                }
+            }
+        }
+    }
+}
+
+/// A time as PAX tells it: seconds, with a fraction.
+fn parse_time(text: &[u8]) -> Option<Time> {
+    let text = std::str::from_utf8(text).ok()?;
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let secs: i64 = whole.parse().ok()?;
+    let digits: String = fraction
+        .chars()
+        .chain("000000000".chars())
+        .take(9)
+        .collect();
+    let nanos: u32 = digits.parse().ok()?;
+    // The fraction counts away from zero, the nanoseconds of a time count upwards.
+    if whole.starts_with('-') && nanos > 0 {
+        let secs = secs.checked_sub(1)?;
+        return Some(Time {
+            secs,
+            nanos: 1_000_000_000 - nanos,
+        });
+    }
+    Some(Time { secs, nanos })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::BufReader;
+
+    use tar::{Archive, Builder};
+
+    use super::*;
+
+    #[test]
+    fn times_of_pax_have_fractions() {
+        let time = |secs, nanos| Some(Time { secs, nanos });
+        assert_eq!(parse_time(b"12"), time(12, 0));
+        assert_eq!(parse_time(b"12.5"), time(12, 500_000_000));
+        assert_eq!(parse_time(b"12.0000000019"), time(12, 1));
+        assert_eq!(parse_time(b"-1.25"), time(-2, 750_000_000));
+        assert_eq!(parse_time(b"x"), None);
+    }
+
+    /// A member with records, and a second one without.
+    fn archive(records: &[(&str, &[u8])], contents: &[u8]) -> Vec<u8> {
+        let mut archive = Builder::new(Vec::new());
+        archive
+            .append_pax_extensions(records.iter().copied())
+            .unwrap();
+        for (name, contents) in [("short", contents), ("second", b"plain")] {
+            let mut header = Header::new_ustar();
+            header.set_size(contents.len() as u64);
+            header.set_path(name).unwrap();
+            header.set_cksum();
+            archive.append(&header, contents).unwrap();
+        }
+        archive.into_inner().unwrap()
+    }
+
+    /// The records, the id and the contents of each member, as the library reads them behind
+    /// [`Plain`]. It gets few bytes at a time.
+    fn members(archive: &[u8], at_once: usize) -> Result<Vec<(Records, u64, Vec<u8>)>> {
+        let (plain, of_member) = Plain::new(BufReader::with_capacity(at_once, archive));
+        let mut members = Vec::new();
+        for member in Archive::new(plain).entries()? {
+            let mut member = member?;
+            let (records, mut contents) = (of_member.take(), Vec::new());
+            member.read_to_end(&mut contents)?;
+            members.push((records, member.header().uid().unwrap_or_default(), contents));
+        }
+        Ok(members)
+    }
+
+    #[test]
+    fn values_may_have_newlines_and_each_byte() {
+        let all: Vec<u8> = (0..=255).collect();
+        let records: [(&str, &[u8]); 6] = [
+            ("SCHILY.xattr.user.all", &all),
+            ("path", b"a name\nof two lines"),
+            ("linkpath", b"13 path=x\n\n"),
+            ("uid", b"4000000000"),
+            ("SCHILY.xattr.user.none", b""),
+            ("mtime", b"12.5"),
+        ];
+        let archive = archive(&records, b"contents");
+        let expected = Records {
+            path: Some(b"a name\nof two lines".to_vec()),
+            link: Some(b"13 path=x\n\n".to_vec()),
+            mtime: parse_time(b"12.5"),
+            atime: None,
+            xattrs: vec![
+                (b"user.all".to_vec(), all),
+                (b"user.none".to_vec(), Vec::new()),
+            ],
+            is_sparse: false,
+        };
+        for at_once in [1, 511, 513, 1 << 20] {
+            let members = members(&archive, at_once).unwrap();
+            let [(records, uid, contents), (none, _, plain)] = &members[..] else {
+                panic!("two members");
+            };
+            assert_eq!(*records, expected);
+            assert_eq!((*uid, &contents[..]), (4_000_000_000, &b"contents"[..]));
+            assert_eq!((none, &plain[..]), (&Records::default(), &b"plain"[..]));
+        }
+    }
+
+    #[test]
+    fn a_length_in_a_record_counts_before_that_of_the_header() {
+        let mut archive = archive(
+            &[("SCHILY.xattr.user.a", b"\n"), ("size", b"700")],
+            &[7; 700],
+        );
+        // The header of the member tells another length.
+        let at = 2 * BLOCK;
+        let mut header = Header::from_byte_slice(&archive[at..at + BLOCK]).clone();
+        assert_eq!(header.path_bytes(), &b"short"[..]);
+        header.set_size(0);
+        header.set_cksum();
+        archive[at..at + BLOCK].copy_from_slice(header.as_bytes());
+        let members = members(&archive, 100).unwrap();
+        assert_eq!((members.len(), &members[0].2), (2, &vec![7; 700]));
+    }
+
+    #[test]
+    fn archives_that_end_early_or_lie_are_refused_or_end() {
+        let whole = archive(&[("SCHILY.xattr.user.a", b"a\nb")], &[1; 1000]);
+        for end in 0..whole.len() {
+            let _ = members(&whole[..end], 64);
+        }
+        for (at, byte) in [(BLOCK, b'9'), (BLOCK + 1, b'x'), (BLOCK + 2, b'?')] {
+            let mut spoilt = whole.clone();
+            spoilt[at] = byte;
+            let error = members(&spoilt, 64).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidData, "{at}");
+        }
+        let mut twice = archive(&[("path", b"a")], b"");
+        let again = twice[..2 * BLOCK].to_vec();
+        twice.splice(0..0, again);
+        assert!(members(&twice, 64).is_err());
+    }
+}
