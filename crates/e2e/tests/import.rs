@@ -315,3 +315,44 @@ fn objects_that_cannot_be_read_are_told() {
     let out = run(ramet_bin(), &["import", "/nonexistent", "mnt/x"]);
     assert!(!out.status.success());
 }
+
+/// Writes an archive with members that no object can be, between two good ones.
+const ODD: &str = r#"
+import sys, tarfile
+with tarfile.open(sys.argv[1], "w", format=tarfile.PAX_FORMAT) as archive:
+    def add(name, kind=tarfile.REGTYPE, link="", records={}):
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname, member.pax_headers = kind, link, records
+        archive.addfile(member)
+    add("first")
+    add("n" * 256)
+    add("d" * 256, tarfile.DIRTYPE)
+    add("d" * 256 + "/below")
+    add("nowhere", tarfile.SYMTYPE, "")
+    add("long target", tarfile.SYMTYPE, "t" * 4096)
+    add("zero", records={"path": "ze\0ro"})
+    add("attribute", records={"SCHILY.xattr.user.big": "x" * (2 << 20), "SCHILY.xattr.user.a": "1"})
+    add("last")
+"#;
+
+#[test]
+fn members_that_no_object_can_be_are_told_and_the_rest_comes() {
+    let bed = Bed::new("64M");
+    let mount = bed.mount(&[]);
+    let (archive, new) = (bed.path().join("odd.tar"), mount.root().join("new"));
+    run_ok("python3", &["-c", ODD, text(&archive)]);
+    let out = import(&[text(&archive), text(&new)], Stdio::null());
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert_eq!(said.lines().count(), 7, "{said}");
+    let mut names: Vec<_> = fs::read_dir(&new)
+        .expect("the rest came")
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["attribute", "first", "last"]);
+    let attributes = run_ok("getfattr", &["-d", text(&new.join("attribute"))]);
+    assert!(attributes.contains("user.a=\"1\"") && !attributes.contains("user.big"));
+    mount.umount();
+    bed.fsck();
+}

@@ -65,7 +65,7 @@ pub use format::import::{
 };
 pub use format::ino::{Ino, ROOT_INO};
 pub use format::name::{NAME_BYTES_MAX, RESERVED_NAME, split_path};
-pub use format::record::{Kind, Time};
+pub use format::record::{Kind, TARGET_BYTES_MAX, Time};
 pub use format::snapshot::{MadeBy, Period, Policy, PolicyError, check_snapshot_name};
 pub use format::stream::{
     CopyFrom, NewObject, SECTION_BYTES_MAX, SECTION_HEAD_BYTES, STREAM_HEAD_BYTES, SectionHead,

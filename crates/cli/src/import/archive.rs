@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::io::Read;
 
 use ramet_fs::{
-    BLOCK_BYTES, IMPORT_PATH_BYTES_MAX, ImportAttr, ImportBody, ImportItem, Items, Time,
+    BLOCK_BYTES, FILE_BYTES_MAX, IMPORT_PATH_BYTES_MAX, ImportAttr, ImportBody, ImportItem, Items,
+    NAME_BYTES_MAX, TARGET_BYTES_MAX, Time, XATTR_BYTES_MAX,
 };
 use rustix::process::{getegid, geteuid};
 use tar::{Archive, Entry, EntryType};
@@ -81,6 +82,15 @@ fn normal(path: &[u8]) -> Option<Vec<u8>> {
     (!leads_out).then(|| names.join(&b'/'))
 }
 
+/// The reason for which no object can have the path.
+fn unfit(path: &[u8]) -> Option<&'static str> {
+    let mut names = path.split(|&byte| byte == b'/');
+    if names.any(|name| name.len() > NAME_BYTES_MAX) {
+        return Some("has a name of more than 255 bytes");
+    }
+    path.contains(&0).then_some("has a zero byte in a name")
+}
+
 struct Importer<'a> {
     frames: Frames<'a>,
     report: &'a Report,
@@ -99,9 +109,14 @@ impl Importer<'_> {
         let raw = records.path.clone();
         let raw = raw.unwrap_or_else(|| member.path_bytes().into_owned());
         let Some(path) = normal(&raw) else {
-            self.report.tell(&raw, "leads out of the archive");
+            self.report
+                .tell(&raw, "leads out of the archive, or is longer than 128 KiB");
             return Ok(());
         };
+        if let Some(why) = unfit(&path) {
+            self.report.tell(&raw, why);
+            return Ok(());
+        }
         let is_directory = kind == EntryType::Directory;
         if !self.takes(&path, is_directory) {
             return Ok(());
@@ -109,25 +124,13 @@ impl Importer<'_> {
         let mut attr = self.attr(&member, &records)?;
         let link = || Some(member.link_name_bytes()?.into_owned());
         let target = records.link.clone().or_else(link).unwrap_or_default();
-        let (bits, body) = match kind {
-            EntryType::Directory => (0o040_000, ImportBody::Directory),
-            EntryType::Symlink => (0o120_000, ImportBody::Symlink(&target)),
-            EntryType::Fifo => (0o010_000, ImportBody::Special(0)),
-            EntryType::Char | EntryType::Block if !self.makes_devices => {
-                self.report.tell(&path, "a device: only root may make one");
-                return Ok(());
-            }
-            EntryType::Char => (0o020_000, ImportBody::Special(device(&member)?)),
-            EntryType::Block => (0o060_000, ImportBody::Special(device(&member)?)),
-            EntryType::Link => return self.link(path, &target),
-            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse
-                if !records.is_sparse =>
-            {
-                (0o100_000, ImportBody::File(member.size()))
-            }
-            _ => {
-                self.report
-                    .tell(&path, "a member of a kind that is not known");
+        if kind == EntryType::Link {
+            return self.link(path, &target);
+        }
+        let (bits, body) = match self.body(&member, &records, &target)? {
+            Ok(found) => found,
+            Err(why) => {
+                self.report.tell(&path, why);
                 return Ok(());
             }
         };
@@ -140,6 +143,11 @@ impl Importer<'_> {
         };
         self.frames.put(&item, path.len() + target.len());
         for (name, value) in &records.xattrs {
+            if name.len() > NAME_BYTES_MAX || value.len() > XATTR_BYTES_MAX {
+                let why = "an extended attribute, or its name, is too large";
+                self.report.tell(&path, why);
+                continue;
+            }
             let item = ImportItem::Xattr { name, value };
             self.frames.put(&item, name.len() + value.len());
         }
@@ -148,6 +156,31 @@ impl Importer<'_> {
             self.contents(&mut member, size_bytes, kind == EntryType::GNUSparse)?;
         }
         Ok(())
+    }
+
+    /// The type bits of a member and its contents, or the reason for which no object can be it.
+    fn body<'t, R: Read>(
+        &self,
+        member: &Entry<'_, R>,
+        records: &Records,
+        target: &'t [u8],
+    ) -> std::io::Result<std::result::Result<(u32, ImportBody<'t>), &'static str>> {
+        use EntryType::{Block, Char, Continuous, Directory, Fifo, GNUSparse, Regular, Symlink};
+        let is_target = (1..=TARGET_BYTES_MAX).contains(&target.len()) && !target.contains(&0);
+        Ok(match member.header().entry_type() {
+            Directory => Ok((0o040_000, ImportBody::Directory)),
+            Symlink if !is_target => Err("a symbolic link without a target that it may have"),
+            Symlink => Ok((0o120_000, ImportBody::Symlink(target))),
+            Fifo => Ok((0o010_000, ImportBody::Special(0))),
+            Char | Block if !self.makes_devices => Err("a device: only root may make one"),
+            Char => Ok((0o020_000, ImportBody::Special(device(member)?))),
+            Block => Ok((0o060_000, ImportBody::Special(device(member)?))),
+            Regular | Continuous | GNUSparse if !records.is_sparse => match member.size() {
+                size_bytes if size_bytes > FILE_BYTES_MAX => Err("larger than a file may be"),
+                size_bytes => Ok((0o100_000, ImportBody::File(size_bytes))),
+            },
+            _ => Err("a member of a kind that is not known"),
+        })
     }
 
     /// Whether an object can be made at a path. Directories above it that are missing are made.

@@ -53,7 +53,7 @@ const TAG_INODE: u8 = 1;
 const TAG_LINK: u8 = 2;
 const TAG_DELETED: u8 = 3;
 /// Longest target of a symbolic link, in bytes.
-pub(crate) const TARGET_BYTES_MAX: usize = 4095;
+pub const TARGET_BYTES_MAX: usize = 4095;
 
 /// The type bits of a mode.
 pub(crate) const S_IFMT: u32 = 0o170_000;
