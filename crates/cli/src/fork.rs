@@ -205,7 +205,7 @@ impl<'a> Forking<'a> {
 }
 
 /// The path of a directory, absolute and without links.
-fn absolute(path: &Path) -> Outcome<PathBuf> {
+pub fn absolute(path: &Path) -> Outcome<PathBuf> {
     let dir = resolve::directory(path)?;
     resolve::path_of(&dir).map_err(|e| Failure::system(path, e))
 }

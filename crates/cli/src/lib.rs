@@ -58,6 +58,7 @@ mod trial;
 mod umount;
 mod unmounted;
 mod watcher;
+mod working_trees;
 mod write_backs;
 
 use std::ffi::OsString;

@@ -20,6 +20,7 @@ use crate::failure::{Failure, Outcome, status};
 use crate::forks;
 use crate::git;
 use crate::output::{complain, say};
+use crate::working_trees;
 
 /// Exit status after conflicts.
 pub const CONFLICTS: u8 = 1;
@@ -31,6 +32,8 @@ struct Merging<'a> {
     dst: PathBuf,
     root: Root,
     how: &'a args::MergeHow,
+    /// Working trees of the fork's repository, by their paths in it.
+    apart: Vec<PathBuf>,
     /// Files that git ignores are merged as all others.
     takes_ignored_files: bool,
 }
@@ -53,6 +56,7 @@ fn merge(args: &args::Merge) -> Outcome<u8> {
         let why = "changed since the fork was made: --ff-only merges nothing";
         return Err(Failure::at(&merging.dst, why));
     }
+    told.tell_apart();
     // The commits come first: the reader of the names may go.
     let fetched = match told.merge.is_done {
         true => merging.fetch(),
@@ -78,6 +82,8 @@ pub struct Committed {
     pub left_out: u64,
     /// The fork has no changes that the destination lacks, but those that were left alone.
     pub is_all: bool,
+    /// Working trees of the fork's repository that stay there.
+    pub apart: Vec<PathBuf>,
     /// The destination, if both have a repository. It has the branches of the fork.
     pub fetched_by: Option<PathBuf>,
 }
@@ -103,6 +109,7 @@ pub fn commit(fork: &Path, top: u64, how: &args::MergeHow) -> Outcome<Committed>
         is_done: told.merge.is_done,
         left_out: told.merge.left_out,
         is_all,
+        apart: told.apart,
         fetched_by: (told.merge.is_done && merging.is_git()).then_some(merging.dst),
     })
 }
@@ -138,6 +145,8 @@ pub fn into_successor((fork, top): (&Path, u64), dst: &Path) -> Outcome<Told> {
 pub struct Told {
     pub merge: ToldMerge,
     names: Vec<ToldMergedName>,
+    /// Working trees of the fork's repository that the destination does not have.
+    apart: Vec<PathBuf>,
 }
 
 impl<'a> Merging<'a> {
@@ -162,6 +171,7 @@ impl<'a> Merging<'a> {
             dst,
             root,
             how,
+            apart: working_trees::of(fork)?,
             takes_ignored_files: false,
         })
     }
@@ -169,6 +179,7 @@ impl<'a> Merging<'a> {
     /// Merges and collects all names. Names are told by dry runs, a page each: a merge is done once.
     fn run(&self, dry_run: bool, only_forward: bool) -> Outcome<Told> {
         let (left_out, whole) = self.ignored()?;
+        let text = |path: &Path| text_of_path(path.as_os_str().as_bytes());
         let mut request = MergeRequest {
             theirs: match (self.how.ours, self.how.theirs) {
                 (true, _) => Some(false),
@@ -179,6 +190,7 @@ impl<'a> Merging<'a> {
             dry_run: true,
             left_out,
             whole,
+            apart: self.apart.iter().map(|path| text(path)).collect(),
             session: session().map_err(|e| mounted(&self.dst, e))?,
             ..MergeRequest::default()
         };
@@ -206,7 +218,16 @@ impl<'a> Merging<'a> {
                 names = std::mem::take(&mut merge.names);
             }
         }
-        Ok(Told { merge, names })
+        let apart = self
+            .apart
+            .iter()
+            .filter(|path| !self.dst.join(path).exists());
+        let apart = apart.cloned().collect();
+        Ok(Told {
+            merge,
+            names,
+            apart,
+        })
     }
 
     fn ask(&self, request: &mut MergeRequest) -> Outcome<ToldMerge> {
@@ -293,6 +314,16 @@ impl Told {
     /// Names that were left alone. An index of git is none: each tree has its own.
     fn left_out(&self) -> u64 {
         self.merge.left_out.saturating_sub(self.merge.indexes)
+    }
+
+    /// Tells the working trees that stay in the fork.
+    pub fn tell_apart(&self) {
+        for path in &self.apart {
+            complain(format_args!(
+                "{}: left in the fork, as a linked worktree or a submodule of its repository",
+                escaped(path.as_os_str().as_bytes())
+            ));
+        }
     }
 
     /// Tells each name.

@@ -16,7 +16,7 @@ use crate::args;
 use crate::control::Seen;
 use crate::failure::{Failure, Outcome, status};
 use crate::output::{complain, say};
-use crate::{fork, forks, merge};
+use crate::{fork, forks, merge, working_trees};
 
 /// Refreshes. The exit status is that of `ramet merge`: 1 after conflicts, 2 after any other failure.
 pub fn run(args: &args::Refresh) -> Outcome<u8> {
@@ -35,6 +35,7 @@ fn refresh(args: &args::Refresh) -> Outcome<u8> {
     if !args.force {
         fork::must_be_unused(path, old.1)?;
     }
+    let stands_at = fork::absolute(path)?;
     let successor = fork::make_successor(&src, path, &known.note)?;
     let new = (&*successor, Seen::at(&successor)?.stat.st_ino);
     let discard = || {
@@ -56,6 +57,10 @@ fn refresh(args: &args::Refresh) -> Outcome<u8> {
     }
     fork::exchange(old, new).inspect_err(|_| discard())?;
     // From here on the fork as it was has the path of its successor.
+    if let Err(failure) = working_trees::follow((new.0, old.1), &stands_at) {
+        complain(failure);
+    }
+    told.tell_apart();
     say_all(args, &told, Some(new.0))?;
     Ok(0)
 }

@@ -10,50 +10,30 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, fstat, statat, unlinkat};
 use rustix::io::Errno;
 
-use crate::beneath::{Answer, dir_at, names, text_at, write_at};
+use crate::beneath::{Answer, dir_at, names, text_at};
 use crate::control::Root;
 use crate::diff::escaped;
 use crate::failure::{Failure, Outcome};
 use crate::output::complain;
 use crate::renumber::{self, Left, Renumbered};
-use crate::{git, resolve};
+use crate::working_trees::{WORKTREE, git_dir_of, plain, setting_at};
+use crate::{git, resolve, working_trees};
 
 /// Directories of a repository that are looked at for locks, at most.
 const DIRS_MAX: usize = 100_000;
 /// Submodules whose indexes are looked at, at most.
 const MODULES_MAX: usize = 1000;
-/// The setting with the working tree of a repository.
-const WORKTREE: &str = "core.worktree";
 /// Lock files in the store of objects, which is not searched.
 const OBJECT_LOCKS: [(&str, &str); 3] = [
     ("info", "commit-graph.lock"),
     ("info/commit-graphs", "commit-graph-chain.lock"),
     ("pack", "multi-pack-index.lock"),
 ];
-
-/// A path without `.` and `..`, by its text.
-fn plain(path: &Path) -> PathBuf {
-    let mut out = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::ParentDir => drop(out.pop()),
-            Component::CurDir => {}
-            part => out.push(part),
-        }
-    }
-    out
-}
-
-/// The path behind `gitdir:` of a file `.git`, if it has one.
-fn git_dir_of(text: &[u8]) -> Option<&Path> {
-    let path = text.strip_prefix(b"gitdir:")?.trim_ascii_start();
-    (!path.is_empty()).then(|| Path::new(OsStr::from_bytes(path)))
-}
 
 /// Refuses a directory whose repository lies outside of it, as that of a linked worktree does:
 /// a commit in a fork would move a branch of the original.
@@ -158,15 +138,6 @@ pub fn settle(new: &New<'_>) -> Outcome<Vec<Renumbered>> {
     Ok(renumbered)
 }
 
-/// A setting with a path, of the repository at a path in the directory `git`. Git is asked only about
-/// a file that is not plain: a repository may have a thousand submodules. Without git nobody uses
-/// the settings.
-fn setting_at(git: &OwnedFd, (top, path): (&Path, &Path), key: &str) -> Option<PathBuf> {
-    let text = text_at(git, Path::new(".").join(path).join("config")).ok()??;
-    let plain = crate::git::plain_setting(&text, key);
-    plain.unwrap_or_else(|_| crate::git::setting(&top.join(path).join("config"), key))
-}
-
 /// A path without characters that a terminal acts on: another user may have chosen its names.
 fn shown(path: &Path) -> String {
     escaped(path.as_os_str().as_bytes())
@@ -227,40 +198,18 @@ impl Places {
         };
         let mut inside = Vec::new();
         for (name, _) in names(&dir)? {
-            match self.settle_worktree(top, (&dir, &name))? {
-                Some(tree) => inside.push((Path::new("worktrees").join(&name), tree)),
+            let entry = Path::new("worktrees").join(&name);
+            match working_trees::worktree(top, (git, &entry), &self.src)? {
+                Some(tree) => {
+                    working_trees::lead(top, &self.fork, (git, &entry), &tree)?;
+                    inside.push((entry, tree));
+                }
                 None => Root(resolve::readable(&dir)?).remove(&name)?,
             }
         }
         // The directory stays if entries are left.
         let _ = unlinkat(git, "worktrees", AtFlags::REMOVEDIR);
         Ok(inside)
-    }
-
-    /// Has a worktree in the fork and its entry lead to each other. The answer is its path from the
-    /// top; none for a worktree that is not there.
-    fn settle_worktree(
-        &self,
-        top: &OwnedFd,
-        (dir, name): (&OwnedFd, &OsStr),
-    ) -> Answer<Option<PathBuf>> {
-        let entry = Path::new(name);
-        let told = text_at(dir, entry.join("gitdir"))?.unwrap_or_default();
-        let told = Path::new(OsStr::from_bytes(&told));
-        let path = plain(&self.src.join(".git/worktrees").join(entry).join(told));
-        let Ok(inside) = path.strip_prefix(&self.src) else {
-            return Ok(None);
-        };
-        if text_at(top, inside)?.is_none_or(|text| git_dir_of(&text).is_none()) {
-            return Ok(None);
-        }
-        let whole = self.fork.join(".git/worktrees").join(entry);
-        let line = [b"gitdir: ", whole.as_os_str().as_bytes(), b"\n"].concat();
-        write_at(top, inside, &line)?;
-        let back = self.fork.join(inside);
-        let line = [back.as_os_str().as_bytes(), b"\n"].concat();
-        write_at(dir, entry.join("gitdir"), &line)?;
-        Ok(inside.parent().map(Path::to_owned))
     }
 
     /// Gives the index of the repository at a path in `git` the numbers of the fork.

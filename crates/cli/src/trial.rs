@@ -4,6 +4,7 @@
 //! Standard output belongs to the command. All that is told goes to standard error.
 
 use std::io::{BufRead, IsTerminal, Read, Write, stderr, stdin};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use ramet_fs::{ToldForkChanges, path_of_text};
@@ -14,7 +15,7 @@ use crate::failure::{self, Failure, Outcome};
 use crate::inside::{Dir, Ended, Inside, status};
 use crate::output::complain;
 use crate::renumber::Renumbered;
-use crate::{fork, merge, mounts, repository};
+use crate::{fork, merge, mounts, repository, working_trees};
 
 /// Most names that are told of a difference.
 const NAMES_MAX: usize = 40;
@@ -85,6 +86,12 @@ fn trial(args: &args::Try) -> Outcome<u8> {
         top: fork.ino(),
         renumbered: new.renumbered,
     };
+    // Worktrees that the command made are at the path of the source, where the fork stood.
+    if !args.own_path
+        && let Err(failure) = working_trees::follow((&path, fork.ino()), &src.path)
+    {
+        complain(failure);
+    }
     made.after(&ended)?;
     Ok(ended.status)
 }
@@ -172,6 +179,11 @@ impl Made<'_> {
     fn left_behind(&self, committed: &merge::Committed) -> Outcome<Option<String>> {
         if !committed.is_all {
             return Ok(Some("a program changed the fork meanwhile".to_owned()));
+        }
+        if let Some(tree) = committed.apart.first() {
+            let tree = escaped(tree.as_os_str().as_bytes());
+            let why = format!("{tree} is a linked worktree or a submodule of its repository");
+            return Ok(Some(why));
         }
         if committed.left_out == 0 {
             return Ok(None);

@@ -180,6 +180,107 @@ fn worktrees_of_the_original_are_none_of_a_fork() {
     desk.end();
 }
 
+/// The repository that git works on in a directory.
+fn repository_of(desk: &Desk, dir: &str) -> String {
+    desk.git(dir, &["rev-parse", "--absolute-git-dir"])
+}
+
+#[test]
+fn a_merge_leaves_worktrees_and_submodules_of_the_fork_there() {
+    let desk = Desk::new();
+    desk.repository("module", &[]);
+    let out = desk.ramet(&["fork", &desk.at("project"), &desk.at("fork")]);
+    assert!(out.status.success(), "{}", said(&out));
+    desk.git("fork", &["worktree", "add", "-q", "linked"]);
+    desk.git("fork", &["worktree", "add", "-q", "new/deep/linked-too"]);
+    let allow = ["-c", "protocol.file.allow=always"];
+    let add = ["submodule", "add", "-q", &desk.at("module"), "sub"];
+    desk.git("fork", &[&allow[..], &add].concat());
+    // A repository that is whole by itself.
+    desk.git("fork", &["init", "-q", "own"]);
+    desk.git("fork/own", &["commit", "-q", "--allow-empty", "-m", "own"]);
+    desk.write("fork/linked/file", "in the worktree");
+    desk.git("fork/linked", &["commit", "-q", "-a", "-m", "linked"]);
+    desk.write("fork/plain", "new");
+    let commit = desk.git("fork/linked", &["rev-parse", "HEAD"]);
+    let merge = |args: &[&str]| {
+        let out = desk.ramet(&[&["merge"], args].concat());
+        assert!(out.status.success(), "{}", said(&out));
+        let told = said(&out);
+        for tree in ["linked", "new/deep/linked-too", "sub"] {
+            let words = format!("{tree}: left in the fork");
+            assert!(told.contains(&words), "{tree}: {told}");
+        }
+        assert!(desk.exists("project/plain"), "{told}");
+        for dir in ["linked", "new", "sub"] {
+            assert!(!desk.exists(&format!("project/{dir}")), "{dir}: {told}");
+        }
+    };
+    merge(&[&desk.at("fork")]);
+    assert_eq!(
+        desk.git("project", &["rev-parse", "refs/forks/fork/linked"]),
+        commit
+    );
+    assert_eq!(
+        repository_of(&desk, "project/own"),
+        desk.at("project/own/.git")
+    );
+    // The paths of worktrees are old in a fork that was renamed.
+    fs::rename(desk.at("fork"), desk.at("moved")).expect("it is free");
+    merge(&[&desk.at("moved")]);
+    desk.end();
+}
+
+#[test]
+fn a_refresh_leaves_worktrees_in_the_fork_as_it_was() {
+    let desk = Desk::new();
+    desk.git("project", &["worktree", "add", "-q", "before"]);
+    let out = desk.ramet(&["fork", &desk.at("project"), &desk.at("fork")]);
+    assert!(out.status.success(), "{}", said(&out));
+    desk.git("fork", &["worktree", "add", "-q", "linked"]);
+    desk.write("fork/linked/file", "in the worktree");
+    let out = desk.ramet(&["refresh", &desk.at("fork")]);
+    assert!(out.status.success(), "{}", said(&out));
+    let told = said(&out);
+    assert!(told.contains("linked: left in the fork"), "{told}");
+    assert!(!desk.exists("fork/linked"), "{told}");
+    for (tree, top) in [
+        ("before", "fork"),
+        ("before", "fork.refresh-1"),
+        ("linked", "fork.refresh-1"),
+    ] {
+        assert_eq!(
+            repository_of(&desk, &format!("{top}/{tree}")),
+            desk.at(&format!("{top}/.git/worktrees/{tree}"))
+        );
+        let listed = desk.git(top, &["worktree", "list"]);
+        let path = desk.at(&format!("{top}/{tree}"));
+        assert!(listed.contains(&format!("{path} ")), "{listed}");
+    }
+    assert_eq!(
+        desk.git("fork.refresh-1/linked", &["status", "--porcelain"]),
+        "M file"
+    );
+    desk.end();
+}
+
+#[test]
+fn a_worktree_that_a_try_made_keeps_the_fork() {
+    let desk = Desk::new();
+    let project = desk.at("project");
+    let script = "git worktree add -q linked && echo new > plain";
+    let out = desk.ramet(&["try", "--commit", &project, "--", "sh", "-c", script]);
+    assert!(out.status.success(), "{}", said(&out));
+    let told = said(&out);
+    assert!(told.contains("linked is a linked worktree"), "{told}");
+    assert!(desk.exists("project/plain") && !desk.exists("project/linked"));
+    assert_eq!(
+        repository_of(&desk, "project.try-1/linked"),
+        desk.at("project.try-1/.git/worktrees/linked")
+    );
+    desk.end();
+}
+
 #[test]
 fn paths_that_lead_out_of_a_repository_are_told() {
     let desk = Desk::new();

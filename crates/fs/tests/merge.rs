@@ -504,7 +504,7 @@ fn repositories_that_both_sides_added_are_not_mixed() {
         favor: Favor::Theirs,
         left_out: LeftOut {
             git: true,
-            paths: Vec::new(),
+            ..LeftOut::default()
         },
         ..MergeOptions::default()
     };
@@ -714,6 +714,7 @@ fn names_that_are_left_out_stay() {
         left_out: LeftOut {
             git: true,
             paths: vec![b"target".to_vec()],
+            ..LeftOut::default()
         },
         ..MergeOptions::default()
     };
@@ -721,6 +722,35 @@ fn names_that_are_left_out_stay() {
     assert_eq!((merged.is_done, merged.left_out), (true, 2));
     assert_eq!(bed.read("src/d/x"), b"x");
     assert!(bed.find("src/.git").is_none() && bed.find("src/target").is_none());
+}
+
+#[test]
+fn directories_that_are_the_forks_alone_are_not_taken_as_a_whole() {
+    let bed = text();
+    for path in [
+        "src/both",
+        "fork/both",
+        "fork/new",
+        "fork/new/tree",
+        "fork/tree",
+    ] {
+        bed.dir(path);
+    }
+    for path in ["fork/tree", "fork/new/tree", "fork/new", "fork/both"] {
+        bed.write(&format!("{path}/x"), b"x");
+    }
+    let apart = ["tree", "new/tree", "both"].map(|path| path.as_bytes().to_vec());
+    let options = MergeOptions {
+        left_out: LeftOut {
+            apart: apart.to_vec(),
+            ..LeftOut::default()
+        },
+        ..MergeOptions::default()
+    };
+    let merged = bed.try_merge(&Caller::root(), &options).unwrap();
+    assert_eq!((merged.is_done, merged.left_out), (true, 2));
+    assert_eq!(bed.read("src/both/x"), b"x");
+    assert!(bed.find("src/tree").is_none() && bed.find("src/new").is_none());
 }
 
 #[test]

@@ -55,6 +55,9 @@ pub struct MergeRequest {
     pub left_out: Vec<String>,
     /// Paths that are taken as a whole if the fork changed something in them, as text.
     pub whole: Vec<String>,
+    /// Directories that belong to the fork alone, as text.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub apart: Vec<String>,
     /// Names before this one are not told.
     pub first: u64,
     /// The dry runs of one session whose first name is not 0 tell the names of the one before.
@@ -112,6 +115,7 @@ impl MergeRequest {
             left_out: LeftOut {
                 git: true,
                 paths: Result::from_iter::<Vec<_>>(paths(&self.left_out))?,
+                apart: Result::from_iter::<Vec<_>>(paths(&self.apart))?,
             },
             whole: Result::from_iter::<Vec<_>>(paths(&self.whole))?,
             parts: MergeParts::default(),

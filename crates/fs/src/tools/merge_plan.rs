@@ -118,6 +118,9 @@ pub struct LeftOut {
     pub git: bool,
     /// These paths, names joined by `/`, and everything below them.
     pub paths: Vec<Vec<u8>>,
+    /// Directories of the fork, names joined by `/`, that belong to the fork alone: neither they nor
+    /// a directory that has one of them is taken as a whole. Names in those that both trees have are merged.
+    pub apart: Vec<Vec<u8>>,
 }
 
 impl LeftOut {
@@ -545,6 +548,12 @@ impl Planning<'_> {
             return Ok(());
         };
         if found.record.kind() == Kind::Directory {
+            let path = path_of(object);
+            let mut apart = self.three.left_out.apart.iter();
+            if apart.any(|apart| is_in(apart, &path)) {
+                self.plan.left_out += 1;
+                return Ok(());
+            }
             let from = object.clone();
             self.step(to, Action::Tree { from });
             return Ok(());
