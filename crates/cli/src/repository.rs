@@ -284,8 +284,10 @@ pub fn unfetched(fork: &Path, dst: &Path) -> Outcome<Option<String>> {
     let objects: BTreeSet<&Vec<u8>> = theirs.values().collect();
     let head = git::head(fork).map(|object| (b"HEAD".to_vec(), object));
     for (name, object) in git::references(fork)?.into_iter().chain(head) {
-        // The fetch gave branches other names.
-        let is_fetched = match name == b"HEAD" || name.starts_with(b"refs/heads/") {
+        // The fetch gave branches other names, and a fork of the fork may have fetched the same.
+        let is_branch = |prefix: &&[u8]| name.starts_with(prefix);
+        let is_branch = [&b"refs/heads/"[..], b"refs/forks/"].iter().any(is_branch);
+        let is_fetched = match name == b"HEAD" || is_branch {
             true => objects.contains(&object),
             false => theirs.get(&name) == Some(&object),
         };

@@ -313,6 +313,18 @@ fn a_commit_keeps_a_fork_whose_repository_has_more_than_branches() {
             Some("refs/stash"),
         ),
         (
+            format!(
+                "echo 3 > file && {git} commit -qam third && git update-ref refs/forks/x/HEAD HEAD"
+            ),
+            None,
+        ),
+        (
+            "echo 3 > file && git update-ref refs/forks/y/HEAD \
+             $(git -c user.name=A -c user.email=a@example.org commit-tree -m y HEAD^{tree})"
+                .to_owned(),
+            Some("refs/forks/y/HEAD"),
+        ),
+        (
             "echo 4 > file && git tag t HEAD".to_owned(),
             Some("refs/tags/t"),
         ),
