@@ -2,7 +2,9 @@
 //!
 //! That library ends a record at its first newline, not by its length. A value may have newlines: an
 //! access list of the user 10 has one, and so may names. So the records are read here, and the
-//! library gets an archive in which nothing but sizes and ids is left of them.
+//! library gets an archive without them: lengths and ids stand in the headers of the members. There
+//! is one length of a member for both, whatever an archive tells, so contents are never read as
+//! headers.
 
 use std::cell::RefCell;
 use std::io::{Error, ErrorKind, Read, Result};
@@ -43,16 +45,24 @@ impl Member {
     }
 }
 
-/// An archive without records, but for sizes and ids.
+/// An archive without records.
 pub struct Plain<R> {
     archive: R,
     state: State,
     /// Bytes to hand out before others, and how many of them were.
     out: Vec<u8>,
     handed: usize,
-    /// Those for the next member, with the length of its contents.
-    next: Option<(Records, Option<u64>)>,
+    /// Those for the next member, with its numbers.
+    next: Option<(Records, Numbers)>,
     member: Member,
+}
+
+/// Records that take the place of fields of the header.
+#[derive(Default)]
+struct Numbers {
+    bytes: Option<u64>,
+    uid: Option<u64>,
+    gid: Option<u64>,
 }
 
 #[derive(Clone, Copy)]
@@ -92,7 +102,7 @@ impl<R: Read> Plain<R> {
     }
 
     fn header(&mut self) -> Result<()> {
-        let block = self.block()?;
+        let mut block = self.block()?;
         self.state = State::Rest;
         let Some(header) = header_in(&block) else {
             if block.len() == BLOCK && block.iter().all(|&byte| byte == 0) {
@@ -106,35 +116,33 @@ impl<R: Read> Plain<R> {
             return Ok(());
         };
         let kind = header.entry_type();
-        if kind == EntryType::XHeader {
+        // The library takes others as members of an unknown kind.
+        let is_recognized = header.as_ustar().is_some() || header.as_gnu().is_some();
+        if is_recognized && kind == EntryType::XHeader {
             self.state = State::Header;
-            return self.records(header.clone(), bytes);
+            return self.records(bytes);
         }
-        let is_of_next = [
-            EntryType::XGlobalHeader,
-            EntryType::GNULongName,
-            EntryType::GNULongLink,
-        ];
-        if !is_of_next.contains(&kind) {
-            let (records, length) = self.next.take().unwrap_or_default();
-            bytes = length.unwrap_or(bytes);
+        let names = [EntryType::GNULongName, EntryType::GNULongLink];
+        let is_of_next = is_recognized && names.contains(&kind) || kind == EntryType::XGlobalHeader;
+        if !is_of_next {
+            let (records, numbers) = self.next.take().unwrap_or_default();
+            bytes = numbers.bytes.unwrap_or(bytes);
+            block = numbers.put(header.clone());
             self.member.0.replace(records);
         }
-        let Some(padded) = bytes.checked_next_multiple_of(BLOCK as u64) else {
-            self.hand_out(block);
-            return Ok(());
-        };
         let has_map = kind == EntryType::GNUSparse && block[SPARSE_FOLLOWS] == 1;
-        self.state = match has_map {
-            true => State::Map(padded),
-            false => State::Bytes(padded),
-        };
+        if let Some(padded) = bytes.checked_next_multiple_of(BLOCK as u64) {
+            self.state = match has_map {
+                true => State::Map(padded),
+                false => State::Bytes(padded),
+            };
+        }
         self.hand_out(block);
         Ok(())
     }
 
     /// Reads the `bytes` behind a header of records.
-    fn records(&mut self, mut header: Header, bytes: u64) -> Result<()> {
+    fn records(&mut self, bytes: u64) -> Result<()> {
         if bytes > RECORDS_BYTES_MAX {
             return Err(invalid("a member has more than 80 MiB of records"));
         }
@@ -148,27 +156,19 @@ impl<R: Read> Plain<R> {
             return Err(ErrorKind::UnexpectedEof.into());
         }
         text.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
-        let (mut records, mut length, mut left) = (Records::default(), None, Vec::new());
+        let (mut records, mut numbers) = (Records::default(), Numbers::default());
         let mut rest = &text[..];
         while rest.iter().any(|&byte| byte != 0) {
             let (record, after) = split(rest).ok_or_else(|| invalid("malformed pax extension"))?;
             match record.key {
-                b"size" => {
-                    length = number(record.value);
-                    left.extend_from_slice(record.whole);
-                }
-                b"uid" | b"gid" => left.extend_from_slice(record.whole),
+                b"size" => numbers.bytes = number(record.value),
+                b"uid" => numbers.uid = number(record.value),
+                b"gid" => numbers.gid = number(record.value),
                 _ => records.add(&record),
             }
             rest = after;
         }
-        self.next = Some((records, length));
-        if !left.is_empty() {
-            header.set_size(left.len() as u64);
-            header.set_cksum();
-            left.resize(left.len().next_multiple_of(BLOCK), 0);
-            self.hand_out([header.as_bytes(), &left[..]].concat());
-        }
+        self.next = Some((records, numbers));
         Ok(())
     }
 
@@ -230,9 +230,28 @@ fn header_in(block: &[u8]) -> Option<&Header> {
     (header.cksum().ok() == Some(sum + blanks)).then_some(header)
 }
 
-/// A record with its length and its newline.
+impl Numbers {
+    /// The header with these numbers.
+    fn put(&self, mut header: Header) -> Vec<u8> {
+        let Numbers { bytes, uid, gid } = *self;
+        if let Some(bytes) = bytes {
+            header.set_size(bytes);
+        }
+        if let Some(uid) = uid {
+            header.set_uid(uid);
+        }
+        if let Some(gid) = gid {
+            header.set_gid(gid);
+        }
+        if bytes.or(uid).or(gid).is_some() {
+            header.set_cksum();
+        }
+        header.as_bytes().to_vec()
+    }
+}
+
+/// A record without its length.
 struct Record<'a> {
-    whole: &'a [u8],
     key: &'a [u8],
     value: &'a [u8],
 }
@@ -245,7 +264,7 @@ fn split(text: &[u8]) -> Option<(Record<'_>, &[u8])> {
     let pair = whole.get(blank + 1..)?.strip_suffix(b"\n")?;
     let equals = pair.iter().position(|&byte| byte == b'=')?;
     let (key, value) = (&pair[..equals], &pair[equals + 1..]);
-    Some((Record { whole, key, value }, after))
+    Some((Record { key, value }, after))
 }
 
 fn number(text: &[u8]) -> Option<u64> {
@@ -394,6 +413,59 @@ mod tests {
         archive[at..at + BLOCK].copy_from_slice(header.as_bytes());
         let members = members(&archive, 100).unwrap();
         assert_eq!((members.len(), &members[0].2), (2, &vec![7; 700]));
+    }
+
+    /// The header of a member with contents, and those.
+    fn member(kind: u8, header: Header, contents: &[u8]) -> Vec<u8> {
+        let mut header = header;
+        header.set_entry_type(EntryType::new(kind));
+        header.set_path("some").unwrap();
+        header.set_mode(0o644);
+        header.set_size(contents.len() as u64);
+        header.set_cksum();
+        let mut bytes = [header.as_bytes(), contents].concat();
+        bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
+        bytes
+    }
+
+    #[test]
+    fn contents_are_never_read_as_headers() {
+        let hidden = member(b'0', Header::new_ustar(), b"hidden");
+        let long = |records: &[u8]| member(b'x', Header::new_ustar(), records);
+        // A length told twice; in a value; before another header of records; in a header of old.
+        let twice = b"10 size=1\n13 size=1024\n";
+        let heads = [
+            long(twice),
+            long(b"23 uid=1\n13 size=1024\n\n13 size=1024\n"),
+            [
+                long(b"13 size=1024\n"),
+                member(b'g', Header::new_ustar(), b""),
+            ]
+            .concat(),
+            [
+                long(b"13 size=1024\n"),
+                member(b'L', Header::new_gnu(), b"a name\0"),
+            ]
+            .concat(),
+        ];
+        for head in heads {
+            let mut carrier = member(b'0', Header::new_ustar(), b"");
+            carrier.extend_from_slice(&hidden);
+            let archive = [head, carrier, member(b'0', Header::new_ustar(), b"last")].concat();
+            let contents: Vec<_> = members(&archive, 100).unwrap();
+            let contents: Vec<_> = contents.into_iter().map(|(_, _, found)| found).collect();
+            let last = b"last".to_vec();
+            let is_right = |found: &[Vec<u8>]| found == [hidden.clone(), last.clone()];
+            let with_global = contents.first().is_some_and(Vec::is_empty);
+            assert!(
+                is_right(&contents[usize::from(with_global)..]),
+                "{contents:?}"
+            );
+        }
+        // The library knows no records in a header of old, so they are no records.
+        let old = member(b'x', Header::new_old(), b"13 size=1024\n");
+        let archive = [old, member(b'0', Header::new_ustar(), b""), hidden].concat();
+        assert_eq!(members(&archive, 100).unwrap().len(), 3);
     }
 
     #[test]
