@@ -539,6 +539,26 @@ fn a_thread_counts_links_by_itself() {
     fixture.expect("c", 1);
 }
 
+/// The thread is woken for a note before the operation that makes it has released the links.
+#[test]
+fn a_single_note_is_counted_by_the_thread() {
+    for round in 0..10 {
+        let fixture = Fixture::new();
+        // The thread has slept since the note before.
+        while fixture.volume.stats().links.links_waiting {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        fixture.remove("top", "tree");
+        let begun = Instant::now();
+        while fixture.volume.stats().links.links_waiting {
+            assert!(begun.elapsed() < Duration::from_secs(100), "{round}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(fixture.keys(NOTES), 0);
+    }
+}
+
 /// A volume with `template/a`, its clone `copy`, and beside them `outside` with a file `b`.
 fn with_copy() -> Fixture {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(96 << 20));

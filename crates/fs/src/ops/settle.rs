@@ -22,7 +22,7 @@
 //!
 //! [`Table::note_changed_records`]: crate::namespace::inode::Table::note_changed_records
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -83,7 +83,7 @@ pub(crate) struct Settling {
 /// Attributes that are out of date, of which the kernel is told with the next steps.
 #[derive(Default)]
 struct Untold {
-    inodes: Vec<Ino>,
+    inodes: VecDeque<Ino>,
     /// The clone root whose shared inodes were the last ones, and its last note then.
     last: Option<(Ino, u64)>,
 }
@@ -186,7 +186,8 @@ impl Settling {
 
     pub(crate) fn stats(&self) -> LinkStats {
         LinkStats {
-            links_waiting: self.namespace.unsettled.may_have_notes(),
+            links_waiting: self.namespace.unsettled.may_have_notes()
+                || !self.untold.lock().inodes.is_empty(),
             links_counted: self.counted.load(Ordering::Relaxed),
             links_erased: self.erased.load(Ordering::Relaxed),
             links_failures: self.failures.load(Ordering::Relaxed),
@@ -213,6 +214,11 @@ impl Settling {
         }
         self.find_announced();
         let has_told = self.tell_some();
+        // The kernel is told of all before a pass goes on: that may fail, or wait for room in the
+        // journal.
+        if !self.untold.lock().inodes.is_empty() {
+            return Ok(true);
+        }
         if !self.namespace.unsettled.may_have_notes() {
             return Ok(has_told);
         }
@@ -312,12 +318,12 @@ impl Settling {
     fn tell_some(&self) -> bool {
         let some = {
             let mut untold = self.untold.lock();
-            let rest = untold.inodes.len().saturating_sub(TOLD_AT_ONCE);
-            untold.inodes.split_off(rest)
+            let count = untold.inodes.len().min(TOLD_AT_ONCE);
+            let first = untold.inodes.drain(..count);
+            first.map(Invalidation::Attributes).collect::<Vec<_>>()
         };
-        let stale: Vec<_> = some.into_iter().map(Invalidation::Attributes).collect();
-        self.tell(&stale);
-        !stale.is_empty()
+        self.tell(&some);
+        !some.is_empty()
     }
 
     fn step_bytes(&self) -> usize {
@@ -336,23 +342,14 @@ impl Settling {
 
     /// Begins with the first clone root that has notes.
     fn begin(&self) -> Result<Option<Pass>> {
-        let namespace = &self.namespace;
-        let snapshot = namespace.tree.snapshot();
-        let failed = std::mem::take(&mut *self.failed.lock());
-        let Some(path) = first_root(&snapshot, &failed)? else {
-            if let Some(error) = failed.into_values().next() {
-                return Err(error);
-            }
-            // A note may come until the links are held.
-            let _links = namespace.links.write();
-            let prefix = keys::range(keys::NOTES, b"");
-            let end = successor_of_prefix(&prefix);
-            if !namespace.tree.scan(&prefix, end.as_deref()).advance()? {
-                namespace.unsettled.has_none();
-            }
+        let found = match self.find_root()? {
+            // Its note came until the links were held. Nobody wakes the thread for it again.
+            None if self.has_notes()? => self.find_root()?,
+            found => found,
+        };
+        let Some(path) = found else {
             return Ok(None);
         };
-        *self.failed.lock() = failed;
         let begun = self.begin_at(&path).and_then(|pass| {
             let is_empty = pass.counts.notes.all.is_empty();
             let corrupt = || Error::Corrupt {
@@ -365,6 +362,30 @@ impl Settling {
             self.failures.fetch_add(1, Ordering::Relaxed);
             self.failed.lock().insert(path, error.clone());
         })
+    }
+
+    /// The path of the first clone root that has notes and did not fail.
+    fn find_root(&self) -> Result<Option<Bytes>> {
+        let failed = std::mem::take(&mut *self.failed.lock());
+        let found = first_root(&self.namespace.tree.snapshot(), &failed)?;
+        if found.is_some() {
+            *self.failed.lock() = failed;
+            return Ok(found);
+        }
+        failed.into_values().next().map_or(Ok(None), Err)
+    }
+
+    /// Whether there are notes. None come meanwhile.
+    fn has_notes(&self) -> Result<bool> {
+        let namespace = &self.namespace;
+        let _links = namespace.links.write();
+        let prefix = keys::range(keys::NOTES, b"");
+        let end = successor_of_prefix(&prefix);
+        let has_notes = namespace.tree.scan(&prefix, end.as_deref()).advance()?;
+        if !has_notes {
+            namespace.unsettled.has_none();
+        }
+        Ok(has_notes)
     }
 
     /// Begins with the clone root at `path`.
