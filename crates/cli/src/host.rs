@@ -59,7 +59,7 @@ fn wait_for_end(volume: &Path, process: u32, tell: &mut dyn FnMut()) {
     let mut looks = 0;
     while begin.elapsed() < PATIENCE
         && has_ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout)
-        && !mounts::is_seen_by(process, volume)
+        && mounts::sees(process, volume) != Some(true)
     {
         looks += 1;
         if looks == LOOKS_IN_SILENCE {

@@ -120,14 +120,17 @@ pub fn resolve(dir: &Path) -> PathBuf {
 /// Whether a process sees a mount of `volume`, by any name. A process whose mounts may not be looked
 /// at counts as one that does.
 pub fn is_seen_by(process: u32, volume: &Path) -> bool {
-    let Ok(mounts) = mountinfo::mounts_of(process) else {
-        return true;
-    };
+    sees(process, volume).unwrap_or(true)
+}
+
+/// [`is_seen_by`]; `None` for a process whose mounts may not be looked at, or that is ending.
+pub fn sees(process: u32, volume: &Path) -> Option<bool> {
+    let mounts = mountinfo::mounts_of(process).ok()?;
     let wanted = identity(volume);
     let mut mounts = mounts.into_iter().filter_map(candidate);
-    mounts.any(|mount| {
+    Some(mounts.any(|mount| {
         mount.volume == volume || wanted.is_some() && identity(&mount.volume) == wanted
-    })
+    }))
 }
 
 /// The identity of a file or a block device, independent of its name.

@@ -13,7 +13,7 @@ use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::args::Umount;
-use crate::control::{LastSync, OwnProcesses, Root};
+use crate::control::{DaemonState, LastSync, OwnProcesses, Root};
 use crate::detach::{Detached, busy, detach, try_to_detach};
 use crate::failure::{Failure, Outcome, is_of_dead_mount, reason};
 use crate::host::wait_for_lock;
@@ -67,7 +67,7 @@ pub fn run(args: &Umount) -> Outcome {
     beside::refuse_if_shown(&dir, &state)?;
     if state.poisoned.as_deref() == Some(SHUT_DOWN) {
         drop(root);
-        unmount(&dir, state.own_processes)?;
+        unmount(&dir, &state)?;
         let Some(daemon) = daemon else { return Ok(()) };
         let ended = waiting(&dir, || wait_for_end(&daemon));
         return ended.map_err(|e| Failure::system(&dir, e));
@@ -76,7 +76,7 @@ pub fn run(args: &Umount) -> Outcome {
     // After a failure that ended writing, only the counters tell the reason.
     let cause = last.daemon.and_then(|_| root.daemon().ok()?.poisoned);
     drop(root);
-    unmount(&dir, state.own_processes)?;
+    unmount(&dir, &state)?;
     if let Some(daemon) = daemon {
         let ended = waiting(&dir, || wait_for_end(&daemon));
         ended.map_err(|e| Failure::system(&dir, e))?;
@@ -91,38 +91,69 @@ pub fn run(args: &Umount) -> Outcome {
     closed(&mount)
 }
 
-/// Unmounts, once the daemon has no process of its own in the mount. `seen` are those that it had
-/// before.
-fn unmount(dir: &Path, seen: OwnProcesses) -> Outcome {
+/// Unmounts, once the daemon has no process of its own in the mount. `state` is that of before.
+fn unmount(dir: &Path, state: &DaemonState) -> Outcome {
     let attempt = || try_to_detach(dir, UnmountFlags::empty());
     let look = || {
         thread::sleep(PAUSE);
-        let state = Root::open_dir(dir).and_then(|root| root.daemon());
-        state.map_or(seen, |state| state.own_processes)
+        match Root::open_dir(dir).and_then(|root| root.daemon()) {
+            Ok(now) if now.pid == state.pid => Look::Served(now.own_processes),
+            // Another file system is there now, or none.
+            Ok(_) | Err(Errno::NOTTY | Errno::NOSYS) => Look::Other,
+            Err(e) if is_of_dead_mount(e) => Look::Dead,
+            Err(_) => Look::Served(OwnProcesses {
+                running: 0,
+                ..state.own_processes
+            }),
+        }
     };
-    match until_others_use_it(seen, attempt, look)? {
-        Detached::Gone => Ok(()),
-        Detached::Busy => Err(busy(dir)),
+    match until_others_use_it(state.own_processes, attempt, look)? {
+        Ended::Gone => Ok(()),
+        Ended::Busy => Err(busy(dir)),
+        Ended::Dead => detach(dir, UnmountFlags::FORCE | UnmountFlags::DETACH),
     }
 }
 
+/// A look at a mount that is in use.
+#[derive(Clone, Copy)]
+enum Look {
+    /// The daemon has these processes in it.
+    Served(OwnProcesses),
+    /// The daemon has ended.
+    Dead,
+    /// Another process has unmounted it.
+    Other,
+}
+
+/// The end of attempts to unmount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    Gone,
+    Busy,
+    Dead,
+}
+
 /// Makes attempts to unmount until enough of them failed while the daemon had no process of its own
-/// in the mount. `look` tells the processes of now, `seen` those of before the first attempt.
+/// in the mount. `look` comes between two attempts, `seen` are the processes before the first one.
 fn until_others_use_it(
     mut seen: OwnProcesses,
     mut attempt: impl FnMut() -> Outcome<Detached>,
-    mut look: impl FnMut() -> OwnProcesses,
-) -> Outcome<Detached> {
+    mut look: impl FnMut() -> Look,
+) -> Outcome<Ended> {
     let mut failed = 0;
     loop {
         if attempt()? == Detached::Gone {
-            return Ok(Detached::Gone);
+            return Ok(Ended::Gone);
         }
-        let now = look();
+        let now = match look() {
+            Look::Served(now) => now,
+            Look::Dead => return Ok(Ended::Dead),
+            Look::Other => return Ok(Ended::Gone),
+        };
         let is_of_others = seen.running == 0 && now.begun == seen.begun;
         failed += usize::from(is_of_others);
         if failed == ATTEMPTS {
-            return Ok(Detached::Busy);
+            return Ok(Ended::Busy);
         }
         seen = now;
     }
@@ -217,15 +248,19 @@ fn wait_for_end(daemon: &OwnedFd) -> Result<(), Errno> {
 mod tests {
     use super::*;
 
-    /// Attempts on a mount that becomes free at attempt number `free_at`, with a look at each of
-    /// `looks` between them. Answers the outcome and the number of attempts.
-    fn attempts(free_at: usize, looks: &[(u64, u64)]) -> (Detached, usize) {
+    fn served(begun: u64, running: u64) -> Look {
+        Look::Served(OwnProcesses { begun, running })
+    }
+
+    /// Attempts on a mount that becomes free at attempt number `free_at`, with one of `looks` before
+    /// the first and behind each of them. Answers the outcome and the number of attempts.
+    fn attempts(free_at: usize, looks: &[Look]) -> (Ended, usize) {
         let mut made = 0;
-        let mut looks = looks
-            .iter()
-            .map(|&(begun, running)| OwnProcesses { begun, running });
+        let mut looks = looks.iter().copied();
         let mut look = || looks.next().expect("no more looks are needed");
-        let seen = look();
+        let Look::Served(seen) = look() else {
+            panic!("it is served at first");
+        };
         let attempt = || {
             made += 1;
             Ok(if made < free_at {
@@ -240,18 +275,26 @@ mod tests {
 
     #[test]
     fn processes_of_the_daemon_are_waited_for_and_others_for_a_moment() {
-        assert!(attempts(1, &[(0, 0)]) == (Detached::Gone, 1));
+        assert_eq!(attempts(1, &[served(0, 0)]), (Ended::Gone, 1));
         // Other processes use the mount, for a moment or for long.
-        assert!(attempts(4, &[(3, 0); 4]) == (Detached::Gone, 4));
-        assert!(attempts(99, &[(3, 0); ATTEMPTS + 1]) == (Detached::Busy, ATTEMPTS));
+        assert_eq!(attempts(4, &[served(3, 0); 4]), (Ended::Gone, 4));
+        let long = [served(3, 0); ATTEMPTS + 1];
+        assert_eq!(attempts(99, &long), (Ended::Busy, ATTEMPTS));
         // Processes of the daemon run for longer than that, one of them not seen while it ran.
-        let mut looks = vec![(1, 1); 2 * ATTEMPTS];
-        looks.extend([(1, 0), (2, 0)]);
+        let mut looks = vec![served(1, 1); 2 * ATTEMPTS];
+        looks.extend([served(1, 0), served(2, 0)]);
         let free_at = looks.len();
-        assert!(attempts(free_at, &looks) == (Detached::Gone, free_at));
+        assert_eq!(attempts(free_at, &looks), (Ended::Gone, free_at));
         // Then others use the mount as well.
-        looks.extend([(2, 0); ATTEMPTS]);
+        looks.extend([served(2, 0); ATTEMPTS]);
         let all = looks.len() - 1;
-        assert!(attempts(999, &looks) == (Detached::Busy, all));
+        assert_eq!(attempts(999, &looks), (Ended::Busy, all));
+    }
+
+    #[test]
+    fn a_mount_that_goes_or_dies_meanwhile_is_not_waited_for() {
+        assert_eq!(attempts(99, &[served(1, 1), Look::Other]), (Ended::Gone, 1));
+        let dies = [served(1, 1), served(1, 1), Look::Dead];
+        assert_eq!(attempts(99, &dies), (Ended::Dead, 2));
     }
 }

@@ -2,9 +2,8 @@
 //!
 //! That library ends a record at its first newline, not by its length. A value may have newlines: an
 //! access list of the user 10 has one, and so may names. So the records are read here, and the
-//! library gets an archive without them: lengths and ids stand in the headers of the members. There
-//! is one length of a member for both, whatever an archive tells, so contents are never read as
-//! headers.
+//! library gets an archive without them: lengths and ids stand in the headers of the members. Both
+//! know one length of a member, so contents are never read as headers.
 
 use std::cell::RefCell;
 use std::io::{Error, ErrorKind, Read, Result};
