@@ -1,5 +1,6 @@
 //! The process that serves a mounted volume.
 
+use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,10 +38,10 @@ pub struct Plan {
     pub budget: Arc<Budget>,
 }
 
-/// Tells the waiting `ramet mount` the failure, if it still waits.
-pub fn tell_starter(failure: &Failure) {
+/// Tells the waiting `ramet mount` a line, if it still waits.
+pub fn tell_starter(line: impl Display) {
     let mut out = std::io::stdout();
-    let _ = writeln!(out, "{failure}").and_then(|()| out.flush());
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 /// Serves until the mount is gone, then closes the volume. As a daemon (`report`), first tells the
@@ -62,10 +63,9 @@ pub fn serve(plan: Plan, report: bool) -> Outcome<u8> {
         return serving.until_unmounted().map(|()| 0);
     }
     inherited::become_a_daemon();
+    // The starter may be gone; that shows when the mount is ready.
     let started = start(&plan, &mut |note| {
-        // The starter may be gone; that shows when the mount is ready.
-        let mut out = std::io::stdout();
-        let _ = writeln!(out, "{NOTE}{note}").and_then(|()| out.flush());
+        tell_starter(format_args!("{NOTE}{note}"))
     });
     let lines = match &started {
         Ok(serving) => {

@@ -54,19 +54,18 @@ pub fn try_to_detach(dir: &Path, flags: UnmountFlags) -> Outcome<Detached> {
         return Ok(Detached::Gone);
     }
     let said = String::from_utf8_lossy(&out.stderr);
-    let mount = mounts::at(dir)?;
-    if mount.is_none() {
+    let Some(mount) = mounts::at(dir)? else {
         return Ok(Detached::Gone);
-    }
+    };
     // fusermount3 gives no reason.
     let user = geteuid().as_raw();
-    if let Some(owner) = mount.as_ref().and_then(|mount| mount.user)
+    if let Some(owner) = mount.user
         && owner != user
     {
         let why = format!("only root and the user who mounted it (user {owner}) may unmount it");
         return Err(Failure::at(dir, why));
     }
-    if said.contains("busy") || mount.is_some() && said.trim().is_empty() {
+    if said.contains("busy") || said.trim().is_empty() {
         return Ok(Detached::Busy);
     }
     Err(Failure::at(

@@ -36,13 +36,7 @@ pub fn run(args: &Export) -> Outcome<u8> {
     let report = Report::new(&args.dir);
     let out = BufWriter::with_capacity(1 << 20, io::stdout().lock());
     let mut archive = ArchiveWriter::new(out);
-    let failed = |e: io::Error| {
-        if e.kind() == io::ErrorKind::BrokenPipe {
-            // The call does not return: as with any filter, the reader has gone.
-            let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
-        }
-        not_written(&e)
-    };
+    let failed = |e: io::Error| not_written(&e);
     walk(top, true, &report, &mut |frame| {
         let mut items = Items::of_frame(&frame);
         while let Some(item) = items.next_item().map_err(Failure::new_from)? {

@@ -24,18 +24,17 @@ pub(crate) use say;
 pub fn result(text: impl fmt::Display) -> Outcome {
     let mut out = io::stdout().lock();
     let written = write!(out, "{text}").and_then(|()| out.flush());
-    written.map_err(|error| {
-        if error.kind() == ErrorKind::BrokenPipe {
-            // The call does not return. Every Rust program ignores the signal, and other programs
-            // end by it.
-            let _ = signal_hook::low_level::emulate_default_handler(SIGPIPE);
-        }
-        not_written(&error)
-    })
+    written.map_err(|error| not_written(&error))
 }
 
-/// The failure of standard output, which need not lie on a volume.
+/// The failure of standard output, which need not lie on a volume. The process ends if its reader has
+/// gone.
 pub fn not_written(error: &io::Error) -> Failure {
+    if error.kind() == ErrorKind::BrokenPipe {
+        // The call does not return. Every Rust program ignores the signal, and other programs end
+        // by it.
+        let _ = signal_hook::low_level::emulate_default_handler(SIGPIPE);
+    }
     let why = match error.kind() {
         ErrorKind::StorageFull => "no space left".to_owned(),
         ErrorKind::ReadOnlyFilesystem => "the file system is read-only".to_owned(),

@@ -24,6 +24,7 @@ use crate::budget::{budget, within};
 use crate::control::{Root, mounted, session};
 use crate::failure::{Failure, Outcome};
 use crate::import::allow_open_files;
+use crate::output::not_written;
 use crate::past::{Located, shown_in_view};
 use crate::progress::Progress;
 use crate::request::call;
@@ -271,13 +272,7 @@ const TOO_MANY_LINKS: &str =
 
 /// Writes the stream, section by section.
 fn write(args: &Send, source: &mut Source) -> Outcome {
-    let failed = |e: io::Error| {
-        if e.kind() == io::ErrorKind::BrokenPipe {
-            // The call does not return: as with any filter, the reader has gone.
-            let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
-        }
-        Failure::system(Path::new("standard output"), e)
-    };
+    let failed = |e: io::Error| not_written(&e);
     let mut out = io::stdout().lock();
     let mut progress = Progress::new("sending");
     let (mut sections, mut items): (Option<Sections>, _) = (None, Vec::new());

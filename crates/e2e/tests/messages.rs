@@ -454,18 +454,20 @@ fn snapshots_are_not_forked_and_standard_output_is_no_volume() {
         &[path("clone"), &view, &mount.root().join("clone")],
     );
 
-    let full = File::options()
-        .write(true)
-        .open("/dev/full")
-        .expect("a device");
-    let out = Command::new(ramet_bin())
-        .arg("export")
-        .arg(&dir)
-        .stdout(full)
-        .output()
-        .expect("the command runs");
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert_eq!(said, "ramet: standard output: no space left\n");
+    for verb in ["export", "send"] {
+        let full = File::options()
+            .write(true)
+            .open("/dev/full")
+            .expect("a device");
+        let out = Command::new(ramet_bin())
+            .arg(verb)
+            .arg(&dir)
+            .stdout(full)
+            .output()
+            .expect("the command runs");
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(said, "ramet: standard output: no space left\n", "{verb}");
+    }
     mount.umount();
 }
 
