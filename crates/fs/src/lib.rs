@@ -10,8 +10,12 @@
 //! Locks are taken in this order, each kind in the order of inode numbers. No lock is taken before
 //! one that is already held:
 //!
-//! 1. the comparison and the scrub that are under way ([`ControlState`]); the registry of snapshots,
-//!    then the views of them: held over batches, may wait for the device;
+//! 0. the control calls with several answers that are under way ([`ControlState`]), the measure of
+//!    a fork, the place of the collection of forks, the state of an import, the pass that counts
+//!    links: each held over whole operations, which wait for room and the device, and take locks
+//!    of the other kinds. No thread holds two of them;
+//! 1. the registry of snapshots, then the views of them: held over batches, may wait for room and
+//!    the device;
 //! 2. `Inode::names` of directories: their entries. Held over the check whether a name exists and
 //!    the change that follows; may wait for the device;
 //! 3. `Namespace::links`: the names of hard links; may wait for the device;
@@ -22,17 +26,23 @@
 //! 6. the tables of inode numbers (`Numbers::given`): held over a batch of its own, which gives a block
 //!    of numbers, reserves generations, or gives blocks back; may wait for room and the device;
 //! 7. `Namespace::topology`: the locations of inodes. Held for reading while keys are made and the
-//!    batch is applied or a snapshot is taken, for writing while directories move: memory only.
+//!    batch is applied or a snapshot is taken, for writing while directories move. The work under
+//!    it is in memory, as a rule. A batch of a holder for reading waits for checkpoints and the
+//!    device in two cases: volume or journal filled up after `Tree::admit`, and the option `sync`.
 //!    Clones, renames and removals of trees hold it, or 3, for writing. Their batches may need nodes
-//!    or room first. The operation then lets all its locks go, has the work done, begins anew
+//!    or room first. The operation then lets all its locks go, has the work done, begins anew; a
+//!    late round waits under its locks
 //!    ([`Namespace::until_applied`](namespace::resolve::Namespace::until_applied));
 //! 8. the counts of protected inodes: held over a batch, with the topology held for reading;
 //! 9. `Inode::location`, `Inode::cached_path`, `Inode::count`, the shards and hints of the table,
 //!    the deferred deletes, the known blocks of a directory, the notes of a clone root, the entries
-//!    that readers are about to ask for: for a moment, one at a time.
+//!    that readers are about to ask for, the imports by their streams, the deletes and passes that
+//!    failed: for a moment, one at a time. The inodes that the kernel is to be told of are held
+//!    over the shards of the table.
 //!
-//! [`ramet_betree::Tree::admit`], which waits for room, comes before 1 to 9. There are three
-//! exceptions. A slot index of many bytes is made with locks of the kinds 1 and 2
+//! [`ramet_betree::Tree::admit`], which waits for room, comes before 1 to 9, and behind 0. Four
+//! operations are exceptions. A join of some 1,000 names and more waits for room between its parts
+//! with a lock of the kind 3 (`ops/join.rs`). A slot index of many bytes is made with locks of the kinds 1 and 2
 //! (`namespace/slot_index.rs`). A clone or removal of a directory with many hard links below gets a
 //! generation with locks of the kinds 2 and 3 (`ops/hard_links.rs`). A name whose number was never
 //! shown gets a block of numbers with the locks of the lookup held, of the kinds 1 to 4.

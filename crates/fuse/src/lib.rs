@@ -9,8 +9,9 @@
 //!
 //! A request is served on the thread that takes it from the kernel, with exceptions for requests
 //! that may take long. Workers make everything durable for a sync. A reader of `/dev/fuse` also
-//! hands control calls that wait for the device to these workers, and clones and removals to one
-//! more thread, and goes on with the next request. The thread of a ring carries control calls out
+//! hands control calls to workers of four kinds (`server/ioctl.rs`, `Pace`): those that wait for
+//! the device, read large trees, mount snapshots, or change names. The reader then goes on with
+//! the next request. The thread of a ring carries control calls out
 //! itself; it waits for its syncs, and for its notifications, which other threads send.
 #![forbid(unsafe_code)]
 

@@ -26,7 +26,7 @@ use crate::tree::ShadowTree;
 /// A broken invariant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// Its number: S1 to S7, M1, M2, N1 to N7.
+    /// Its number: S1 to S7, M1, M2, N1 to N9.
     pub invariant: &'static str,
     /// Where and how.
     pub detail: String,

@@ -6,6 +6,8 @@
 //!    │                calls: node table
 //!    ├── SpaceDebt    steps that were left out, and when a sweep pays off
 //!    │                calls: Space, node table
+//!    ├── Unflattenable
+//!    │                nodes that flattening did not help
 //!    ├── Sharing      references that no checkpoint has counted
 //!    ├── Handles      handles of nodes, table of dirty nodes, deferred frees
 //!    │                calls: Space, node table

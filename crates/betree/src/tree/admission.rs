@@ -180,8 +180,8 @@ impl Admission {
 
     /// Refuses batches that could not be written, after sweeps and checkpoints have given back all
     /// space that they can: it gives up when several of them in a row gained nothing. A batch that
-    /// removes keys is refused later than one that only adds: it may go halfway into the deletion
-    /// reserve, and so leaves the space to apply it.
+    /// removes keys is refused later than one that only adds: it may go down to a quarter of the
+    /// deletion reserve, which is the space to apply it.
     pub(crate) fn admit_space(&self, bytes: usize, frees: bool) -> Result<()> {
         let store = &self.store;
         let (mut best, mut stalled) = (0, 0);

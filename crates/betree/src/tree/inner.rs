@@ -26,8 +26,9 @@
 //!
 //! Lock order: `Reclaimer::pass`, `Checkpointer::superblock`, `Condensing::pass`,
 //! `Root::structure`, `Clones::compacting`, `Root::state`, then the locks inside capture cache,
-//! compacted copies, journal, store and node table. Those of `Signals`, `Threads` and the time of
-//! the last checkpoint are held for a moment, below all of these, and no lock is taken under them.
+//! compacted copies, journal, store and node table. Those of `Signals`, `Threads`, and the times of
+//! the last checkpoint and of its last failure are held for a moment, below all of these, and no
+//! lock is taken under them.
 
 use std::sync::Arc;
 
