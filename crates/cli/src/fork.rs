@@ -1,24 +1,25 @@
-//! `ramet fork`, `ramet drop` and `ramet reset`.
+//! `ramet fork` and `ramet reset`, and the steps that all commands about one fork share.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use ramet_fs::{ForkRequest, ToldForkChanges, check_note};
-use rustix::fs::{RenameFlags, renameat_with};
+use rustix::fs::{RenameFlags, Stat, renameat_with};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde_json::json;
 
 use crate::args;
 use crate::control::{
-    Root, Seen, Target, clone_refusal, ends_with_slash, mounted, must_share_mount,
+    Root, Seen, Target, clone_refusal, ends_with_slash, is_dir, mounted, must_share_mount,
     refuse_if_mounted_on, refuse_if_read_only, removal_refusal, with_source,
 };
-use crate::failure::{Failure, Outcome, status};
+use crate::failure::{Failure, Outcome};
 use crate::in_use::{self, Users};
 use crate::output::{complain, say};
 use crate::renumber::Renumbered;
+use crate::resolve::Entry;
 use crate::{forks, past, repository, resolve};
 
 /// Most names that are tried for a fork without one.
@@ -311,10 +312,11 @@ pub fn exchange((path, top): (&Path, u64), other: (&Path, u64)) -> Outcome {
     Err(a.refusal(Errno::STALE))
 }
 
-/// A fork by its path.
+/// A fork by its path. It is not held open: another command that drops it at the same time would
+/// take this one for a user of it.
 struct Named<'a> {
     path: &'a Path,
-    seen: Seen,
+    stat: Stat,
     root: Root,
     name: OsString,
 }
@@ -322,18 +324,18 @@ struct Named<'a> {
 impl<'a> Named<'a> {
     /// The object at `path`, which may be changed there.
     fn at(path: &'a Path) -> Outcome<Named<'a>> {
-        let seen = Seen::of_entry(resolve::entry(path)?, path)?;
-        if ends_with_slash(path) && !seen.is_dir() {
-            return Err(Failure::system(path, Errno::NOTDIR));
+        let failed = |e| Failure::system(path, e);
+        let Entry { dir, name } = resolve::entry(path)?;
+        let root = Root(resolve::readable(&dir).map_err(failed)?);
+        let stat = root.look_at(&name).map_err(failed)?;
+        if ends_with_slash(path) && !is_dir(&stat) {
+            return Err(failed(Errno::NOTDIR));
         }
-        let entry = seen.entry.as_ref().expect("made of an entry");
-        let root = Root(resolve::readable(&entry.dir).map_err(|e| Failure::system(path, e))?);
-        let name = entry.name.clone();
         refuse_if_read_only(&root, path)?;
         refuse_if_mounted_on(&root, &name, path)?;
         Ok(Named {
             path,
-            seen,
+            stat,
             root,
             name,
         })
@@ -342,8 +344,10 @@ impl<'a> Named<'a> {
     /// The same; it must have the inode number `top`.
     fn known(path: &'a Path, top: u64) -> Outcome<Named<'a>> {
         let found = Named::at(path)?;
-        found.seen.must_be(path, top)?;
-        Ok(found)
+        match found.stat.st_ino == top {
+            true => Ok(found),
+            false => Err(Failure::system(path, Errno::STALE)),
+        }
     }
 
     fn name(&self) -> Vec<u8> {
@@ -352,7 +356,7 @@ impl<'a> Named<'a> {
 
     /// Refuses a fork that a process uses.
     fn must_be_unused(&self, users: &Users) -> Outcome {
-        let within = in_use::of_fork(&self.root, (&self.name, self.seen.stat.st_ino), users);
+        let within = in_use::of_fork(&self.root, (&self.name, self.stat.st_ino), users);
         let within = within.map_err(|e| self.refusal(e))?;
         let Some(first) = within.first() else {
             return Ok(());
@@ -371,31 +375,20 @@ impl<'a> Named<'a> {
             Errno::INVAL => Failure::at(self.path, "is no fork: 'ramet rm' removes it"),
             Errno::STALE => Failure::at(self.path, "another object took its place meanwhile"),
             Errno::NODATA => Failure::at(self.path, "has no base: it was made with --no-base"),
-            Errno::PERM if ![0, self.seen.stat.st_uid].contains(&geteuid().as_raw()) => {
+            Errno::PERM if ![0, self.stat.st_uid].contains(&geteuid().as_raw()) => {
                 Failure::at(self.path, "only its owner or root may drop or reset it")
             }
-            e => removal_refusal(self.path, geteuid().as_raw(), &self.seen.stat, e),
+            e => removal_refusal(self.path, geteuid().as_raw(), &self.stat, e),
         }
     }
 }
 
-/// Drops each fork, and goes on after one that cannot be dropped.
-pub fn drop_all(args: &args::Drop) -> Outcome<u8> {
-    let mut status = 0;
-    for path in &args.forks {
-        if let Err(failure) = drop_one(path, args.force) {
-            complain(&failure);
-            status = status::FAILED;
-        }
-    }
-    Ok(status)
-}
-
-fn drop_one(path: &Path, is_forced: bool) -> Outcome {
+/// Drops the fork at `path`; one that a process uses only if that is forced.
+pub fn drop_entry(path: &Path, is_forced: bool) -> Outcome {
     drop_named(&Named::at(path)?, is_forced)
 }
 
-/// Drops the fork with the inode number `top`; one that a process uses only if that is forced.
+/// The same for the fork with the inode number `top`.
 pub fn drop_known(path: &Path, top: u64, is_forced: bool) -> Outcome {
     drop_named(&Named::known(path, top)?, is_forced)
 }
@@ -403,16 +396,16 @@ pub fn drop_known(path: &Path, top: u64, is_forced: bool) -> Outcome {
 /// Refuses the fork with the inode number `top` if a process uses it.
 pub fn must_be_unused(path: &Path, top: u64) -> Outcome {
     let fork = Named::known(path, top)?;
-    fork.must_be_unused(&Users::of(fork.seen.stat.st_dev))
+    fork.must_be_unused(&Users::of(fork.stat.st_dev))
 }
 
 fn drop_named(fork: &Named, is_forced: bool) -> Outcome {
     if !is_forced {
-        fork.must_be_unused(&Users::of(fork.seen.stat.st_dev))?;
+        fork.must_be_unused(&Users::of(fork.stat.st_dev))?;
     }
     let request = ForkRequest::Drop {
         name: fork.name(),
-        top: fork.seen.stat.st_ino,
+        top: fork.stat.st_ino,
     };
     fork.root.ask_forks(&request).map_err(|e| fork.refusal(e))?;
     Ok(())
@@ -424,7 +417,7 @@ pub fn changes_of(path: &Path, top: u64) -> Outcome<ToldForkChanges> {
     fork.root.write_back().map_err(|e| mounted(path, e))?;
     let request = ForkRequest::Changes {
         name: fork.name(),
-        top: fork.seen.stat.st_ino,
+        top: fork.stat.st_ino,
     };
     let reply = fork.root.ask_forks(&request).map_err(|e| fork.refusal(e))?;
     reply.changes.ok_or_else(|| mounted(path, Errno::PROTO))
@@ -435,12 +428,12 @@ pub fn changes_of(path: &Path, top: u64) -> Outcome<ToldForkChanges> {
 pub fn reset(args: &args::Reset) -> Outcome {
     let fork = Named::at(&args.fork)?;
     if !args.force {
-        fork.must_be_unused(&Users::of(fork.seen.stat.st_dev))?;
+        fork.must_be_unused(&Users::of(fork.stat.st_dev))?;
     }
-    let known = forks::known(&args.fork, &fork.seen).ok();
+    let known = forks::known(&args.fork, fork.stat.st_ino).ok();
     let request = ForkRequest::Reset {
         name: fork.name(),
-        top: fork.seen.stat.st_ino,
+        top: fork.stat.st_ino,
     };
     fork.root.ask_forks(&request).map_err(|e| fork.refusal(e))?;
     // Without a source no path leads into it.

@@ -77,13 +77,13 @@ pub struct Known {
     pub note: String,
 }
 
-/// The fork `seen` at `path`.
-pub fn known(path: &Path, seen: &Seen) -> Outcome<Known> {
+/// The fork at `path` with the inode number `top`.
+pub fn known(path: &Path, top: u64) -> Outcome<Known> {
     let located = Located::find(path)?;
     let mut forks = Forks::read(&located)?;
     forks.name_origins();
     let mut all = forks.all.into_iter();
-    let Some(shown) = all.find(|shown| shown.told.ino == seen.stat.st_ino) else {
+    let Some(shown) = all.find(|shown| shown.told.ino == top) else {
         return Err(Failure::at(path, "is no fork"));
     };
     let full = |names: Vec<u8>| located.dir.join(OsStr::from_bytes(&names));
@@ -97,7 +97,7 @@ pub fn known(path: &Path, seen: &Seen) -> Outcome<Known> {
 /// The directory that the fork `seen` at `path` was made of, where it is today; none if it is gone,
 /// or may not be told.
 pub fn origin_today(path: &Path, seen: &Seen) -> Outcome<Option<PathBuf>> {
-    Ok(known(path, seen)?.origin)
+    Ok(known(path, seen.stat.st_ino)?.origin)
 }
 
 /// The reason of a command that needs the directory that a fork was made of, where none is told.

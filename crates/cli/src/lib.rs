@@ -11,6 +11,7 @@ mod copy;
 mod daemon;
 mod detach;
 mod diff;
+mod drop;
 mod du;
 mod enter;
 mod export;
@@ -123,7 +124,7 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Clone(args) => past::clone(&args)?,
         Verb::Fork(args) => fork::run(&args)?,
         Verb::Forks(args) => forks::run(&args)?,
-        Verb::Drop(args) => return fork::drop_all(&args),
+        Verb::Drop(args) => return drop::run(&args),
         Verb::Reset(args) => fork::reset(&args)?,
         Verb::Refresh(args) => return refresh::run(&args),
         Verb::Merge(args) => return merge::run(&args),

@@ -29,7 +29,7 @@ fn refresh(args: &args::Refresh) -> Outcome<u8> {
     let path: &Path = &path.components().collect::<PathBuf>();
     let seen = Seen::at(path)?;
     let old = (path, seen.stat.st_ino);
-    let known = forks::known(path, &seen)?;
+    let known = forks::known(path, old.1)?;
     let src = known.origin;
     let src = src.ok_or_else(|| Failure::at(path, forks::NO_ORIGIN))?;
     if !args.force {

@@ -216,6 +216,42 @@ fn a_fork_that_a_process_uses_stays() {
     bed.fsck();
 }
 
+/// Forks that two commands drop at once.
+const DROPPED_TWICE: usize = 40;
+
+#[test]
+fn forks_that_two_drop_at_once_are_no_error_for_either() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let at = |name: &str| text(&mount.root().join(name)).to_owned();
+    project(mount.root());
+    let count = DROPPED_TWICE.to_string();
+    for _ in 0..3 {
+        done(&["fork", "-n", &count, &at("project"), &at("x")]);
+        let names: Vec<String> = (1..=DROPPED_TWICE).map(|n| at(&format!("x-{n}"))).collect();
+        let drop = |names: &[String]| {
+            let mut command = Command::new(ramet_bin());
+            command.arg("drop").args(names).stderr(Stdio::piped());
+            command.spawn().expect("it starts")
+        };
+        let both = [drop(&names[..30]), drop(&names[10..])];
+        for one in both.map(|child| child.wait_with_output().expect("it ends")) {
+            assert!(one.status.success() && one.stderr.is_empty(), "{one:?}");
+        }
+        assert_eq!(done(&["forks", &at("project")]), "");
+    }
+    let said = refused(&["drop", &at("x-0")]);
+    assert!(said.contains("no such file"), "{said}");
+    // A fork that was renamed was not dropped.
+    done(&["fork", &at("project"), &at("y")]);
+    fs::rename(at("y"), at("z")).expect("it is there");
+    let said = refused(&["drop", &at("y")]);
+    assert!(said.contains("no such file"), "{said}");
+    done(&["drop", &at("z")]);
+    mount.umount();
+    bed.fsck();
+}
+
 #[test]
 fn users_have_forks_of_their_own() {
     let bed = Bed::new("256M");

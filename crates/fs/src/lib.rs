@@ -91,6 +91,7 @@ pub use ops::copy_range::Copied;
 pub use ops::create::NewInode;
 pub use ops::data::Files;
 pub use ops::file_flags::FileFlags;
+pub use ops::fork::was_dropped;
 pub use ops::fork_record::NewFork;
 pub use ops::forks::{ForkBytes, ForkEntry, ForkOrigin, Forks, SomeForks};
 pub use ops::import::{Import, Imports};

@@ -12,6 +12,7 @@
 //! and so does a reset: `forks.rs` collects them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ramet_betree::window;
 
@@ -137,4 +138,16 @@ impl Trees {
         };
         self.put_copy(caller, &source, copy, (CloneMode::New, None))
     }
+}
+
+/// Whether `name` in `dir` leads to no object, and a fork of that name was dropped in the time
+/// before now that is `within`. The last 4,096 drops are known, until the volume is closed.
+///
+/// # Errors
+/// `NotDirectory`, `NotFound`, and those of the tree.
+pub fn was_dropped(trees: &Trees, (dir, name): (Ino, &[u8]), within: Duration) -> Result<bool> {
+    let inode = trees.namespace.dir(dir)?;
+    let _names = inode.names.read();
+    let is_there = trees.namespace.find(&inode, name)?.is_some();
+    Ok(!is_there && trees.dropped.has((dir, name), within))
 }

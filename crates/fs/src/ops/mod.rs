@@ -31,6 +31,7 @@ pub(crate) mod merge_staged;
 pub(crate) mod merge_steps;
 pub(crate) mod names;
 pub(crate) mod readdir;
+pub(crate) mod recent_drops;
 pub(crate) mod removal;
 pub(crate) mod rename;
 pub(crate) mod renumber;

@@ -30,6 +30,7 @@ use crate::ops::deferred_delete::DeferredDeletes;
 use crate::ops::fork_record::{NO_FORK, delete_fork, stored_fork};
 use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
 use crate::ops::invalidation::Invalidation;
+use crate::ops::recent_drops::RecentDrops;
 use crate::ops::removal::Removal;
 use crate::ops::times::Times;
 
@@ -43,6 +44,7 @@ pub struct Trees {
     pub(super) numbers: Arc<Numbers>,
     pub(super) times: Arc<Times>,
     pub(super) deletes: Arc<DeferredDeletes>,
+    pub(super) dropped: RecentDrops,
 }
 
 /// The object that a removal is for.
@@ -77,6 +79,7 @@ impl Trees {
             numbers: Arc::clone(numbers),
             times: Arc::clone(times),
             deletes: Arc::clone(deletes),
+            dropped: RecentDrops::default(),
         }
     }
 
@@ -177,10 +180,15 @@ impl Trees {
         } else {
             removal.name(&mut tx, at, &victim.found())?;
         }
-        if let Some(fork) = fork {
-            delete_fork(&mut tx.batch, top, &fork);
+        if let Some(fork) = &fork {
+            delete_fork(&mut tx.batch, top, fork);
         }
-        self.apply_structure(tx, topology, (at, Some(&victim)), round)
+        let removed = self.apply_structure(tx, topology, (at, Some(&victim)), round)?;
+        if fork.is_some() {
+            // Before the names are unlocked: a caller that misses the name finds it here.
+            self.dropped.note((dir.ino, name));
+        }
+        Ok(removed)
     }
 
     /// Applies a transaction that clones to `at`, removes there, or replaces `victim` there, if it

@@ -45,6 +45,14 @@ pub enum ForkRequest {
         /// Its inode number.
         top: u64,
     },
+    /// Tell whether a fork was dropped, whose name in the directory that the call is made on leads
+    /// to no object now. The error is `NotFound` if it was not.
+    WasDropped {
+        /// Its name.
+        name: Vec<u8>,
+        /// Time before now in which it was dropped.
+        millis: u64,
+    },
     /// Make a fork in the directory that the call is made on a clone of its base again.
     Reset {
         /// Its name.
@@ -435,6 +443,7 @@ pub fn answer_forks(
         }
         ForkRequest::Make { .. }
         | ForkRequest::Drop { .. }
+        | ForkRequest::WasDropped { .. }
         | ForkRequest::CopyBase { .. }
         | ForkRequest::Reset { .. }
         | ForkRequest::Merge(_) => Err(Error::Unsupported),

@@ -1,7 +1,7 @@
 //! The control calls of [`ramet_fs::control`].
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CloneRequest, DIFF, DIFF_START, DiffRequest, FAILED_WRITE_BACKS, FORK, GROW,
@@ -12,7 +12,7 @@ use ramet_fs::control::{
 use ramet_fs::{
     Caller, Capabilities, CloneMode, ControlState, Error, ForkReply, ForkRequest, Ino,
     Invalidation, MergeRequest, NewFork, Result, SendRequest, SnapshotReply, SnapshotRequest,
-    StageRequest, Volume, answer_forks, answer_snapshots, copy_base,
+    StageRequest, Volume, answer_forks, answer_snapshots, copy_base, was_dropped,
 };
 
 use rustix::io::Errno;
@@ -298,6 +298,11 @@ fn fork_reply(
         }
         ForkRequest::Drop { name, top } => {
             stale = trees.drop_fork(caller, (dir, name), Ino(*top))?;
+        }
+        ForkRequest::WasDropped { name, millis } => {
+            let within = Duration::from_millis(*millis);
+            let is_so = was_dropped(trees, (dir, name), within)?;
+            is_so.then_some(()).ok_or(Error::NotFound)?;
         }
         ForkRequest::Reset { name, top } => {
             stale = trees.reset_fork(caller, (dir, name), Ino(*top))?;
