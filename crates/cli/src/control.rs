@@ -616,7 +616,8 @@ impl Seen {
         Ok((Root(above), &entry.name))
     }
 
-    fn require_ramet(&self, path: &Path) -> Outcome {
+    /// Refuses an object that is on no Ramet mount.
+    pub fn require_ramet(&self, path: &Path) -> Outcome {
         let (root, _) = self.control(path)?;
         root.stats_json().map(drop).map_err(|e| mounted(path, e))
     }

@@ -36,6 +36,15 @@ struct Source<'a> {
     stands_at: Option<PathBuf>,
 }
 
+/// The place of new forks.
+enum Naming<'a> {
+    /// A path, or the beginning of one for several forks.
+    At(&'a Path),
+    /// Beside the source, with names made of its own. The text is a command that makes a fork inside
+    /// the source: the root of a mount has no place beside it.
+    Beside(&'static str),
+}
+
 /// A fork that was made.
 pub struct Made {
     pub path: PathBuf,
@@ -53,8 +62,8 @@ struct Forking<'a> {
 }
 
 impl<'a> Forking<'a> {
-    /// Prepares forks with the name `name`, or beside the directory with names made of its own.
-    fn begin(of: Source<'a>, name: Option<&Path>) -> Outcome<Forking<'a>> {
+    /// Prepares forks at that place.
+    fn begin(of: Source<'a>, naming: &Naming<'_>) -> Outcome<Forking<'a>> {
         if check_note(of.note).is_err() {
             let why = "a note has up to 255 bytes of text without control characters";
             return Err(Failure::new(why));
@@ -71,15 +80,9 @@ impl<'a> Forking<'a> {
             return Err(Failure::at(src, why));
         }
         repository::must_be_inside(src)?;
-        let target = match name {
-            Some(name) => Target::of(src, name)?,
-            None => {
-                let Some(name) = src.file_name() else {
-                    let why = "has no name of its own: name the fork";
-                    return Err(Failure::at(src, why));
-                };
-                Target::of(src, &src.with_file_name(name))?
-            }
+        let target = match *naming {
+            Naming::At(name) => Target::of(src, name)?,
+            Naming::Beside(inside) => beside((src, &source), inside)?,
         };
         must_share_mount((src, &source), &target)?;
         refuse_if_read_only(&target.root, &target.path)?;
@@ -205,6 +208,25 @@ impl<'a> Forking<'a> {
     }
 }
 
+/// The place beside a source. The root of a mount has none: the directory above is on another file
+/// system. `inside` is the command of [`Naming::Beside`].
+fn beside((src, source): (&Path, &Seen), inside: &str) -> Outcome<Target> {
+    let Some(name) = src.file_name() else {
+        let why = "has no name of its own: name the fork";
+        return Err(Failure::at(src, why));
+    };
+    let target = Target::of(src, &src.with_file_name(name))?;
+    if !target.is_on_mount_of(source)? {
+        source.require_ramet(src)?;
+        let why = format!(
+            "is the root of a mount, and a fork beside it would be on another file system: \
+             '{inside}' makes one inside"
+        );
+        return Err(Failure::at(src, why));
+    }
+    Ok(target)
+}
+
 /// The path of a directory, absolute and without links.
 pub fn absolute(path: &Path) -> Outcome<PathBuf> {
     let dir = resolve::directory(path)?;
@@ -235,7 +257,9 @@ pub fn run(args: &args::Fork) -> Outcome {
         is_moved: true,
         stands_at: None,
     };
-    let forking = Forking::begin(of, args.name.as_deref())?;
+    let naming = args.name.as_deref().map(Naming::At);
+    let naming = naming.unwrap_or(Naming::Beside("ramet fork SRC SRC/NAME"));
+    let forking = Forking::begin(of, &naming)?;
     let mut made = Vec::new();
     let mut each = |Made { path, .. }| match args.json {
         true => {
@@ -271,8 +295,14 @@ pub fn make_for_try(src: &Path, name: Option<&Path>, note: &str, is_moved: bool)
         is_moved,
         stands_at: None,
     };
-    let numbered = name.is_none().then_some(".try-");
-    Forking::begin(of, name)?.make_one(numbered)
+    let (naming, numbered) = match name {
+        Some(name) => (Naming::At(name), None),
+        None => {
+            let inside = "ramet try --name SRC/NAME SRC";
+            (Naming::Beside(inside), Some(".try-"))
+        }
+    };
+    Forking::begin(of, &naming)?.make_one(numbered)
 }
 
 /// Makes a fork of `src` that is to take the place of the fork at `path`. It has the first free name
@@ -285,7 +315,7 @@ pub fn make_successor(src: &Path, path: &Path, note: &str) -> Outcome<PathBuf> {
         is_moved: true,
         stands_at: Some(absolute(path)?),
     };
-    let made = Forking::begin(of, Some(path))?.make_one(Some(".refresh-"))?;
+    let made = Forking::begin(of, &Naming::At(path))?.make_one(Some(".refresh-"))?;
     Ok(made.path)
 }
 

@@ -216,6 +216,48 @@ fn a_fork_that_a_process_uses_stays() {
     bed.fsck();
 }
 
+#[test]
+fn the_root_of_a_mount_has_forks_inside_alone() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let root = text(mount.root()).to_owned();
+    project(mount.root());
+    let slash = format!("{root}/");
+    for path in [&root, &slash] {
+        let said = refused(&["fork", path]);
+        assert!(said.contains("is the root of a mount"), "{said}");
+        assert!(said.contains("'ramet fork SRC SRC/NAME'"), "{said}");
+    }
+    let here = |args: &[&str]| {
+        let mut command = Command::new(ramet_bin());
+        command.args(args).current_dir(&root).stdin(Stdio::null());
+        command.output().expect("it runs")
+    };
+    let out = here(&["try", ".", "--", "true"]);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(125), "{said}");
+    assert!(said.contains("is the root of a mount"), "{said}");
+    assert!(
+        said.contains("'ramet try --name SRC/NAME SRC' makes"),
+        "{said}"
+    );
+    let inside = format!("{root}/inside");
+    assert_eq!(done(&["fork", &root, &inside]).trim(), inside);
+    assert!(Path::new(&format!("{inside}/project/file")).exists());
+    done(&["drop", &inside]);
+    let script = "echo second > project/file && test ! -e inside";
+    let args = ["--commit", "--name", "inside", ".", "--", "sh", "-c"];
+    let out = here(&[&["try"], &args[..], &[script]].concat());
+    assert!(out.status.success(), "{out:?}");
+    let content = fs::read_to_string(mount.root().join("project/file")).expect("it is there");
+    assert_eq!(content, "second\n");
+    assert!(!Path::new(&inside).exists());
+    // No volume is there.
+    assert!(refused(&["fork", "/proc"]).contains("not on a Ramet mount"));
+    mount.umount();
+    bed.fsck();
+}
+
 /// Forks that two commands drop at once.
 const DROPPED_TWICE: usize = 40;
 
