@@ -3,7 +3,7 @@
 //! The tree is read as an import reads it: by several threads, sorted. A member has its extended
 //! attributes in records `SCHILY.xattr`, times with nanoseconds, and contents without holes.
 
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::io::{self, BufWriter, Write};
 
 use ramet_fs::{ImportAttr, ImportBody, ImportItem, Items, Time};
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -14,7 +14,7 @@ use crate::failure::{Failure, Outcome, status};
 use crate::import::allow_open_files;
 use crate::import::report::Report;
 use crate::import::walk::walk;
-use crate::output::not_written;
+use crate::output::{self, not_written};
 
 /// Size of the unit of an archive.
 const UNIT: u64 = 512;
@@ -24,17 +24,13 @@ const SIZE_MAX: u64 = 0o77_777_777_777;
 const NAME_BYTES: usize = 100;
 
 pub fn run(args: &Export) -> Outcome<u8> {
-    if io::stdout().is_terminal() {
-        return Err(Failure::new(
-            "an archive does not go to a terminal: redirect the output to a file or a pipe",
-        ));
-    }
+    let out = output::bytes("an archive")?;
     allow_open_files();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let top = openat(CWD, &args.dir, flags, Mode::empty());
     let top = top.map_err(|e| Failure::system(&args.dir, e))?;
     let report = Report::new(&args.dir);
-    let out = BufWriter::with_capacity(1 << 20, io::stdout().lock());
+    let out = BufWriter::with_capacity(1 << 20, out);
     let mut archive = ArchiveWriter::new(out);
     let failed = |e: io::Error| not_written(&e);
     walk(top, true, &report, &mut |frame| {

@@ -1,13 +1,15 @@
 //! Output for the user: results on standard output, complaints on standard error.
 //!
 //! If the reader of the results has gone (`ramet stat VOLUME | head -1`), the command ends in
-//! silence by SIGPIPE, as any filter does. Any other error of writing results is a failure.
+//! silence by SIGPIPE, as any filter does. Any other error of writing results is a failure, and so is
+//! a standard output that is closed (`ramet stat VOLUME >&-`), as in other programs.
 //! Complaints that cannot be written are dropped.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, StdoutLock, Write};
 use std::path::Path;
 
+use rustix::io::Errno;
 use signal_hook::consts::SIGPIPE;
 
 use crate::failure::{Failure, Outcome, reason};
@@ -22,9 +24,34 @@ pub(crate) use say;
 
 /// Writes a part of the result.
 pub fn result(text: impl fmt::Display) -> Outcome {
-    let mut out = io::stdout().lock();
+    let mut out = results()?;
     let written = write!(out, "{text}").and_then(|()| out.flush());
     written.map_err(|error| not_written(&error))
+}
+
+/// Standard output, for a result.
+///
+/// # Errors
+/// It was closed when the command began.
+pub fn results() -> Outcome<StdoutLock<'static>> {
+    match ramet_sys::was_stdout_closed() {
+        true => Err(not_written(&Errno::BADF.into())),
+        false => Ok(io::stdout().lock()),
+    }
+}
+
+/// Standard output, for a result that is `kind` of bytes: a terminal takes none.
+///
+/// # Errors
+/// It is a terminal, or was closed when the command began.
+pub fn bytes(kind: &str) -> Outcome<StdoutLock<'static>> {
+    let out = results()?;
+    if out.is_terminal() {
+        return Err(Failure::new(format!(
+            "{kind} does not go to a terminal: redirect the output to a file or a pipe"
+        )));
+    }
+    Ok(out)
 }
 
 /// The failure of standard output, which need not lie on a volume. The process ends if its reader has
@@ -38,6 +65,7 @@ pub fn not_written(error: &io::Error) -> Failure {
     let why = match error.kind() {
         ErrorKind::StorageFull => "no space left".to_owned(),
         ErrorKind::ReadOnlyFilesystem => "the file system is read-only".to_owned(),
+        _ if Errno::from_io_error(error) == Some(Errno::BADF) => "it is closed".to_owned(),
         _ => reason(error),
     };
     Failure::at(Path::new("standard output"), why)

@@ -4,7 +4,7 @@
 //! section. A volume that is not mounted is opened for reading here. A pipe may take long for a
 //! section, so another thread tells the daemon that the stream goes on.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, StdoutLock, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::budget::{budget, within};
 use crate::control::{Root, mounted, session};
 use crate::failure::{Failure, Outcome};
 use crate::import::allow_open_files;
-use crate::output::not_written;
+use crate::output::{self, not_written};
 use crate::past::{Located, shown_in_view};
 use crate::progress::Progress;
 use crate::request::call;
@@ -63,16 +63,12 @@ enum Source {
 }
 
 pub fn run(args: &Send) -> Outcome {
-    if io::stdout().is_terminal() {
-        return Err(Failure::new(
-            "a stream does not go to a terminal: redirect the output to a file or a pipe",
-        ));
-    }
+    let out = output::bytes("a stream")?;
     let mut source = match directory_in_volume(&args.dirs[0]) {
         Some((image, _)) => open_volume(args, image)?,
         None => open_mount(args)?,
     };
-    let written = write(args, &mut source);
+    let written = write(args, &mut source, out);
     if let Source::Volume { volume, .. } = source {
         // Nothing was changed, and the first error is the one to tell.
         drop(volume.close());
@@ -271,9 +267,8 @@ const TOO_MANY_LINKS: &str =
     "has more files with several names than the memory takes (more --memory)";
 
 /// Writes the stream, section by section.
-fn write(args: &Send, source: &mut Source) -> Outcome {
+fn write(args: &Send, source: &mut Source, mut out: StdoutLock<'_>) -> Outcome {
     let failed = |e: io::Error| not_written(&e);
-    let mut out = io::stdout().lock();
     let mut progress = Progress::new("sending");
     let (mut sections, mut items): (Option<Sections>, _) = (None, Vec::new());
     let (mut raw, mut stored) = (0, 0);

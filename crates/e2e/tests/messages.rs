@@ -471,6 +471,39 @@ fn snapshots_are_not_forked_and_standard_output_is_no_volume() {
     mount.umount();
 }
 
+#[test]
+fn results_for_a_closed_standard_output_are_a_failure() {
+    let bed = Bed::new("64M");
+    let mount = bed.mount(&[]);
+    let dir = mount.root().join("dir");
+    fs::create_dir(&dir).expect("there is room");
+    let closed = |args: &[&str]| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec \"$@\" >&-", "sh"]);
+        command.arg(ramet_bin()).args(args).arg(&dir);
+        command.output().expect("the command runs")
+    };
+    for args in [
+        &["export"][..],
+        &["send"],
+        &["du"],
+        &["du", "--json"],
+        &["stat", "--json"],
+        &["fork", "--json"],
+    ] {
+        let out = closed(args);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(said, "ramet: standard output: it is closed\n", "{args:?}");
+        assert_eq!(out.status.code(), Some(1), "{args:?}");
+    }
+    // A command without a result does not need it.
+    for verb in ["sync", "rm"] {
+        let out = closed(&[verb]);
+        assert!(out.status.success() && out.stderr.is_empty(), "{out:?}");
+    }
+    mount.umount();
+}
+
 /// Runs the command twice at once; returns the success and the complaint of both.
 fn twice(args: &[&Path]) -> [(bool, String); 2] {
     let start = || {

@@ -25,6 +25,7 @@ mod range_lock;
 mod revocable;
 mod scheduling;
 mod signals;
+mod standard_output;
 mod thread_ring;
 
 pub use block_discard::discard_blocks;
@@ -41,3 +42,4 @@ pub use range_lock::{RangeLock, lock_range, may_lock_range};
 pub use revocable::Revocable;
 pub use scheduling::{SchedulingClass, run_anywhere, set_scheduling_class};
 pub use signals::{Received, SignalWatch, foreground_group, take_foreground, unblock_signals};
+pub use standard_output::was_stdout_closed;
