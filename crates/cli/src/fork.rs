@@ -18,8 +18,8 @@ use crate::control::{
 use crate::failure::{Failure, Outcome};
 use crate::in_use::{self, Users};
 use crate::output::{complain, say};
-use crate::renumber::Renumbered;
 use crate::resolve::Entry;
+use crate::settled::Settled;
 use crate::{forks, past, repository, resolve};
 
 /// Most names that are tried for a fork without one.
@@ -48,8 +48,8 @@ enum Naming<'a> {
 /// A fork that was made.
 pub struct Made {
     pub path: PathBuf,
-    /// Indexes of git that have numbers of the fork.
-    pub renumbered: Vec<Renumbered>,
+    /// Files of its repository that are its own.
+    pub settled: Settled,
 }
 
 /// Makes forks of one directory.
@@ -120,7 +120,7 @@ impl<'a> Forking<'a> {
         if !with_source(source, |source| self.make_of(source, &target))? {
             return Ok(None);
         }
-        let renumbered = settle(&repository::New {
+        let settled = settle(&repository::New {
             src: &self.src,
             path: &target.path,
             stands_at: self.of.stands_at.as_deref(),
@@ -130,7 +130,7 @@ impl<'a> Forking<'a> {
         });
         Ok(Some(Made {
             path: target.path,
-            renumbered,
+            settled,
         }))
     }
 
@@ -234,12 +234,12 @@ pub fn absolute(path: &Path) -> Outcome<PathBuf> {
 }
 
 /// Settles the repository of a fork that is there, and tells a failure.
-fn settle(new: &repository::New<'_>) -> Vec<Renumbered> {
+fn settle(new: &repository::New<'_>) -> Settled {
     repository::settle(new).unwrap_or_else(|failure| {
         complain(format_args!(
             "forked, but its repository is as a copy: {failure}"
         ));
-        Vec::new()
+        Settled::default()
     })
 }
 

@@ -51,6 +51,7 @@ mod request;
 mod resolve;
 mod scrub;
 mod send;
+mod settled;
 mod size;
 mod snapshot;
 mod staged;

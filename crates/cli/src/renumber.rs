@@ -28,6 +28,7 @@ use crate::beneath::opened;
 use crate::control::Root;
 use crate::failure::errno_of;
 use crate::git_index::{Change, Index, Refusal};
+use crate::settled::{Renumbered, Written, state};
 
 const INDEX: &str = "index";
 /// Git changes the index of a repository only while it has this file.
@@ -132,41 +133,6 @@ impl Found {
     }
 }
 
-/// An index that has numbers of the fork.
-pub struct Renumbered {
-    index: PathBuf,
-    /// The index as it was left.
-    left: State,
-    /// Names of the directory that changed.
-    names: u64,
-}
-
-impl Renumbered {
-    /// The number of names that differ from the base of the fork only because of these indexes;
-    /// none if somebody changed one of them since.
-    pub fn names_of(all: &[Renumbered]) -> Option<u64> {
-        let as_left = |one: &Renumbered| {
-            let now = statat(CWD, &one.index, AtFlags::SYMLINK_NOFOLLOW);
-            now.is_ok_and(|now| state(&now) == one.left)
-        };
-        all.iter()
-            .all(as_left)
-            .then(|| all.iter().map(|one| one.names).sum())
-    }
-}
-
-/// Number, size, and times of modification and change of a file.
-type State = (u64, i64, (i64, u64), (i64, u64));
-
-fn state(stat: &Stat) -> State {
-    (
-        stat.st_ino,
-        stat.st_size,
-        (stat.st_mtime, stat.st_mtime_nsec as _),
-        (stat.st_ctime, stat.st_ctime_nsec as _),
-    )
-}
-
 /// Gives the index of a repository the numbers of the fork. The answer is none if it stays.
 ///
 /// # Errors
@@ -205,17 +171,16 @@ pub fn renumber(fork: &Fork<'_>, place: &Place<'_>) -> Result<Option<Renumbered>
     if !is_changed && found.index.is(&bytes) {
         return Ok(None);
     }
-    let left = match (replace(place.git, (&bytes, &found.stat)), &shared) {
+    let stat = match (replace(place.git, (&bytes, &found.stat)), &shared) {
         (Err(why), Some(shared)) => {
             // Git removes a shared index that nothing names, after some weeks.
             let _ = unlinkat(place.git, shared_name(shared), AtFlags::empty());
             return Err(why);
         }
-        (left, _) => left?,
+        (stat, _) => stat?,
     };
     Ok(Some(Renumbered {
-        index: place.path.join(INDEX),
-        left,
+        index: Written::new(place.path.join(INDEX), &stat),
         names: if shared.is_some() { 2 } else { 1 },
     }))
 }
@@ -399,8 +364,8 @@ fn put(git: &OwnedFd, (bytes, like): (&[u8], &Stat), name: &str) -> Result<Optio
 }
 
 /// Puts bytes in the place of the index, if it still is the file that was read. The answer is its
-/// state then.
-fn replace(git: &OwnedFd, (bytes, before): (&[u8], &Stat)) -> Result<State, Left> {
+/// status then.
+fn replace(git: &OwnedFd, (bytes, before): (&[u8], &Stat)) -> Result<Stat, Left> {
     let Some(file) = put(git, (bytes, before), LOCK)? else {
         return Err(Left::Refused("another program changes it"));
     };
@@ -416,5 +381,5 @@ fn replace(git: &OwnedFd, (bytes, before): (&[u8], &Stat)) -> Result<State, Left
         let _ = unlinkat(git, LOCK, AtFlags::empty());
         return Err(why);
     }
-    Ok(state(&fstat(&file)?))
+    Ok(fstat(&file)?)
 }

@@ -20,7 +20,8 @@ use crate::control::Root;
 use crate::diff::escaped;
 use crate::failure::{Failure, Outcome};
 use crate::output::complain;
-use crate::renumber::{self, Left, Renumbered};
+use crate::renumber::{self, Left};
+use crate::settled::{Led, Renumbered, Settled, Written};
 use crate::working_trees::{WORKTREE, git_dir_of, plain, setting_at};
 use crate::{git, resolve, working_trees};
 
@@ -86,12 +87,14 @@ pub struct New<'a> {
 }
 
 /// Makes the repository at the top of a new fork one of its own, and tells paths that still lead
-/// out of it. The answer is the indexes that have numbers of the fork now.
-pub fn settle(new: &New<'_>) -> Outcome<Vec<Renumbered>> {
+/// out of it. The answer is the files that were written for that.
+pub fn settle(new: &New<'_>) -> Outcome<Settled> {
     let failed = |e| Failure::system(&new.path.join(".git"), e);
     let top = resolve::directory(new.path)?;
     let git = match dir_at(&top, ".git") {
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => return Ok(Vec::new()),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ACCESS) => {
+            return Ok(Settled::default());
+        }
         git => git.map_err(failed)?,
     };
     let repositories = drop_locks(&git).map_err(failed)?;
@@ -124,18 +127,20 @@ pub fn settle(new: &New<'_>) -> Outcome<Vec<Renumbered>> {
         let inside = tree.strip_prefix(&places.fork).ok()?;
         Some((path, inside.to_owned()))
     });
-    let all: Vec<_> = trees.chain(worktrees).collect();
-    let mut renumbered = Vec::new();
+    let linked = worktrees.iter();
+    let linked = linked.map(|led| (led.entry.clone(), led.tree.clone()));
+    let all: Vec<_> = trees.chain(linked).collect();
+    let mut indexes = Vec::new();
     for (path, tree) in all {
         match places.renumber(&fork, (&git, &path), &tree) {
-            Ok(found) => renumbered.extend(found),
+            Ok(found) => indexes.extend(found),
             Err(why) => complain(format_args!(
                 "{}: left as it is, and git reads every file once: {why}",
                 shown(&places.fork.join(".git").join(path).join("index"))
             )),
         }
     }
-    Ok(renumbered)
+    Ok(Settled { indexes, worktrees })
 }
 
 /// A path without characters that a terminal acts on: another user may have chosen its names.
@@ -191,8 +196,8 @@ struct Places {
 impl Places {
     /// Linked worktrees that lie in the source are in the fork as well, and belong to the fork's
     /// repository there. The entries of others go: git would take the worktrees of the original
-    /// for those of the fork. The answer is the entries that stay, each with its worktree.
-    fn settle_worktrees(&self, top: &OwnedFd, git: &OwnedFd) -> Answer<Vec<(PathBuf, PathBuf)>> {
+    /// for those of the fork. The answer is the worktrees that stay.
+    fn settle_worktrees(&self, top: &OwnedFd, git: &OwnedFd) -> Answer<Vec<Led>> {
         let Ok(dir) = dir_at(git, "worktrees") else {
             return Ok(Vec::new());
         };
@@ -202,7 +207,7 @@ impl Places {
             match working_trees::worktree(top, (git, &entry), &self.src)? {
                 Some(tree) => {
                     working_trees::lead(top, &self.fork, (git, &entry), &tree)?;
-                    inside.push((entry, tree));
+                    inside.push(self.led(top, tree, entry)?);
                 }
                 None => Root(resolve::readable(&dir)?).remove(&name)?,
             }
@@ -210,6 +215,19 @@ impl Places {
         // The directory stays if entries are left.
         let _ = unlinkat(git, "worktrees", AtFlags::REMOVEDIR);
         Ok(inside)
+    }
+
+    /// A linked worktree and its entry that lead to each other now.
+    fn led(&self, top: &OwnedFd, tree: PathBuf, entry: PathBuf) -> Answer<Led> {
+        let written = |path: PathBuf| {
+            let stat = statat(top, &path, AtFlags::SYMLINK_NOFOLLOW)?;
+            Answer::Ok(Written::new(self.fork.join(path), &stat))
+        };
+        let files = [
+            written(tree.join(".git"))?,
+            written(Path::new(".git").join(&entry).join("gitdir"))?,
+        ];
+        Ok(Led { tree, entry, files })
     }
 
     /// Gives the index of the repository at a path in `git` the numbers of the fork.
@@ -278,8 +296,9 @@ const FETCHED: [&str; 10] = [
 
 /// The first thing in the repository of a fork that the repository of `dst` lacks though the
 /// branches were fetched: a commit of a branch or of HEAD, another reference, or a file. Objects of
-/// submodules and of extensions are files.
-pub fn unfetched(fork: &Path, dst: &Path) -> Outcome<Option<String>> {
+/// submodules and of extensions are files. Each repository has its own paths of linked worktrees: the
+/// fork has those that were `led` there.
+pub fn unfetched(fork: &Path, dst: &Path, led: &[&Led]) -> Outcome<Option<String>> {
     let theirs = git::references(dst)?;
     let objects: BTreeSet<&Vec<u8>> = theirs.values().collect();
     let head = git::head(fork).map(|object| (b"HEAD".to_vec(), object));
@@ -297,13 +316,14 @@ pub fn unfetched(fork: &Path, dst: &Path) -> Outcome<Option<String>> {
     }
     let failed = |e| Failure::system(&fork.join(".git"), e);
     let opened = |top: &Path| dir_at(resolve::directory(top)?, ".git").map_err(failed);
-    let found = unequal(&opened(fork)?, &opened(dst)?).map_err(failed)?;
+    let found = unequal(&opened(fork)?, &opened(dst)?, led).map_err(failed)?;
     Ok(found.map(|path| path.display().to_string()))
 }
 
 /// The first file of a repository that another one does not have alike, by size and time. Indexes
-/// are not looked at: they tell of working trees.
-fn unequal(git: &OwnedFd, other: &OwnedFd) -> Answer<Option<PathBuf>> {
+/// are not looked at: they tell of working trees. Nor are the paths of worktrees that were `led`
+/// elsewhere.
+fn unequal(git: &OwnedFd, other: &OwnedFd, led: &[&Led]) -> Answer<Option<PathBuf>> {
     let mut todo = vec![PathBuf::from(".")];
     let mut count = 0;
     while let Some(path) = todo.pop() {
@@ -336,7 +356,11 @@ fn unequal(git: &OwnedFd, other: &OwnedFd) -> Answer<Option<PathBuf>> {
                     stat.st_mtime_nsec,
                 ))
             };
-            if seen(&alike) != seen(&dir) {
+            let is_path = || {
+                led.iter()
+                    .any(|led| plain(&below) == led.entry.join("gitdir"))
+            };
+            if seen(&alike) != seen(&dir) && !is_path() {
                 return Ok(Some(below));
             }
         }

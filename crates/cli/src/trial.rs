@@ -14,7 +14,7 @@ use crate::diff::escaped;
 use crate::failure::{self, Failure, Outcome};
 use crate::inside::{Dir, Ended, Inside, status};
 use crate::output::complain;
-use crate::renumber::Renumbered;
+use crate::settled::Settled;
 use crate::{fork, merge, mounts, repository, working_trees};
 
 /// Most names that are told of a difference.
@@ -84,7 +84,7 @@ fn trial(args: &args::Try) -> Outcome<u8> {
         args,
         path: &path,
         top: fork.ino(),
-        renumbered: new.renumbered,
+        settled: new.settled,
     };
     // Worktrees that the command made are at the path of the source, where the fork stood.
     if !args.own_path
@@ -102,21 +102,14 @@ struct Made<'a> {
     path: &'a Path,
     /// Its inode number: another object may have its path by now.
     top: u64,
-    renumbered: Vec<Renumbered>,
+    settled: Settled,
 }
 
 impl Made<'_> {
     /// Tells the differences, and brings the fork to its end.
     fn after(&self, ended: &Ended) -> Outcome {
-        let changes = fork::changes_of(self.path, self.top).map(|changes| {
-            let of_ramet = Renumbered::names_of(&self.renumbered);
-            let is_all = of_ramet == Some(changes.count) && changes.count == changes.in_git;
-            if is_all {
-                ToldForkChanges::default()
-            } else {
-                changes
-            }
-        });
+        let changes = fork::changes_of(self.path, self.top);
+        let changes = changes.map(|changes| self.settled.without(changes));
         match &changes {
             Ok(changes) => tell(changes)?,
             Err(failure) => complain(failure),
@@ -194,13 +187,14 @@ impl Made<'_> {
                 committed.left_out
             )));
         };
-        let in_git = fork::changes_of(self.path, self.top)?.in_git;
+        let led = self.settled.led();
+        let in_git = fork::changes_of(self.path, self.top)?.in_git + led.len() as u64;
         if committed.left_out > in_git {
             let count = committed.left_out - in_git;
             let why = format!("{count} names that git ignores were left alone");
             return Ok(Some(why));
         }
-        let unfetched = repository::unfetched(self.path, dst)?;
+        let unfetched = repository::unfetched(self.path, dst, &led)?;
         Ok(unfetched.map(|name| format!("{name} of its repository was not fetched")))
     }
 }

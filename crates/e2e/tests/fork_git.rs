@@ -282,6 +282,48 @@ fn a_worktree_that_a_try_made_keeps_the_fork() {
 }
 
 #[test]
+fn a_worktree_that_a_try_leaves_alone_keeps_no_fork() {
+    let desk = Desk::new();
+    let project = desk.at("project");
+    desk.git("project", &["worktree", "add", "-q", "inner/tree"]);
+    let git = "git -c user.name=A -c user.email=a@example.org";
+    let tried = |script: &str| {
+        let out = desk.ramet(&["try", "--commit", &project, "--", "sh", "-c", script]);
+        assert!(out.status.success(), "{script}: {}", said(&out));
+        said(&out)
+    };
+    assert_eq!(tried("true"), "nothing changed\n");
+    for script in [
+        "echo second > file".to_owned(),
+        format!("{git} commit -qam second && {git} -C inner/tree status > ../status"),
+        // Both trees have it, so its files are merged.
+        "echo third > inner/tree/file".to_owned(),
+    ] {
+        let told = tried(&script);
+        assert!(!told.contains("kept"), "{script}: {told}");
+        assert!(!told.contains("inner/tree/.git"), "{script}: {told}");
+        assert!(!desk.exists("project.try-1"), "{script}: {told}");
+        let repository = desk.at("project/.git/worktrees/tree");
+        assert_eq!(repository_of(&desk, "project/inner/tree"), repository);
+    }
+    let read = |name: &str| fs::read_to_string(desk.at(name)).expect("it is there");
+    assert_eq!(read("project/file"), "second\n");
+    assert_eq!(read("project/inner/tree/file"), "third\n");
+    // The log of a commit in the worktree, and other files of its entry, are in the fork alone.
+    let scripts = [
+        format!("cd inner/tree && {git} commit -qam third"),
+        "git worktree lock inner/tree".to_owned(),
+    ];
+    for (number, script) in (1..).zip(scripts) {
+        let told = tried(&script);
+        let fork = format!("project.try-{number}");
+        assert!(told.contains("worktrees/tree/"), "{script}: {told}");
+        assert!(desk.exists(&fork), "{script}: {told}");
+    }
+    desk.end();
+}
+
+#[test]
 fn paths_that_lead_out_of_a_repository_are_told() {
     let desk = Desk::new();
     let (project, shared) = (desk.at("project"), desk.at("shared"));
