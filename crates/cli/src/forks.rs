@@ -94,6 +94,17 @@ pub fn known(path: &Path, top: u64) -> Outcome<Known> {
     })
 }
 
+/// The path today of the fork that was at `path` and has the inode number `top`; none if it is gone,
+/// or may not be told.
+pub fn path_today(path: &Path, top: u64) -> Outcome<Option<PathBuf>> {
+    if Seen::known(path, top).is_ok() {
+        return Ok(Some(path.to_owned()));
+    }
+    let forks = Forks::read(&Located::find(path)?)?;
+    let found = forks.all.iter().find(|shown| shown.told.ino == top);
+    Ok(found.map(|shown| forks.full(&shown.path)))
+}
+
 /// The directory that the fork `seen` at `path` was made of, where it is today; none if it is gone,
 /// or may not be told.
 pub fn origin_today(path: &Path, seen: &Seen) -> Outcome<Option<PathBuf>> {

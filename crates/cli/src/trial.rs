@@ -15,7 +15,7 @@ use crate::failure::{self, Failure, Outcome};
 use crate::inside::{Dir, Ended, Inside, status};
 use crate::output::complain;
 use crate::settled::Settled;
-use crate::{fork, merge, mounts, repository, working_trees};
+use crate::{fork, forks, merge, mounts, repository, working_trees};
 
 /// Most names that are told of a difference.
 const NAMES_MAX: usize = 40;
@@ -79,16 +79,21 @@ fn trial(args: &args::Try) -> Outcome<u8> {
             return Err(failure);
         }
     };
-    let ended = running.wait().inspect_err(|_| tell_kept(&path))?;
+    let ended = running.wait();
+    let ended = ended.inspect_err(|_| tell_kept(&path, fork.ino()))?;
+    let Some(now) = forks::path_today(&path, fork.ino())? else {
+        return Err(gone(&path));
+    };
     let made = Made {
         args,
-        path: &path,
+        path: &now,
+        is_renamed: now != path,
         top: fork.ino(),
         settled: new.settled,
     };
     // Worktrees that the command made are at the path of the source, where the fork stood.
     if !args.own_path
-        && let Err(failure) = working_trees::follow((&path, fork.ino()), &src.path)
+        && let Err(failure) = working_trees::follow((&now, fork.ino()), &src.path)
     {
         complain(failure);
     }
@@ -100,6 +105,8 @@ fn trial(args: &args::Try) -> Outcome<u8> {
 struct Made<'a> {
     args: &'a args::Try,
     path: &'a Path,
+    /// The command, or another one, gave it this path.
+    is_renamed: bool,
     /// Its inode number: another object may have its path by now.
     top: u64,
     settled: Settled,
@@ -127,11 +134,15 @@ impl Made<'_> {
             }
             end => end,
         };
-        let drop = || fork::drop_known(self.path, self.top, self.args.force);
+        let kept = || tell_kept(self.path, self.top);
+        let drop = || {
+            self.must_have_its_name()?;
+            fork::drop_known(self.path, self.top, self.args.force)
+        };
         match end {
-            End::Commit => return self.commit().inspect_err(|_| tell_kept(self.path)),
+            End::Commit => return self.commit().inspect_err(|_| kept()),
             End::Discard if asked.discard || met.is_changed => {
-                return drop().inspect_err(|_| tell_kept(self.path));
+                return drop().inspect_err(|_| kept());
             }
             // Nobody asked for that, so the command's status stays.
             End::Discard => match drop() {
@@ -143,12 +154,24 @@ impl Made<'_> {
             }
             End::Keep | End::Ask => {}
         }
-        tell_kept(self.path);
+        kept();
         Ok(())
+    }
+
+    /// Refuses a fork that was renamed: somebody wants it under that name.
+    fn must_have_its_name(&self) -> Outcome {
+        match self.is_renamed {
+            true => Err(Failure::at(
+                self.path,
+                "the fork was renamed to this name meanwhile",
+            )),
+            false => Ok(()),
+        }
     }
 
     /// Merges the fork, and drops it if nothing of it is left behind.
     fn commit(&self) -> Outcome {
+        self.must_have_its_name()?;
         if !self.args.force {
             fork::must_be_unused(self.path, self.top)?;
         }
@@ -159,7 +182,7 @@ impl Made<'_> {
         }
         if let Some(why) = self.left_behind(&committed)? {
             complain(format_args!("committed, but {why}"));
-            tell_kept(self.path);
+            tell_kept(self.path, self.top);
             return Ok(());
         }
         if let Err(failure) = fork::drop_known(self.path, self.top, self.args.force) {
@@ -236,11 +259,23 @@ fn tell(changes: &ToldForkChanges) -> Outcome {
     Ok(())
 }
 
-fn tell_kept(fork: &Path) {
-    let shown = fork.display();
-    complain(format_args!(
-        "the fork is kept: 'ramet merge {shown}' commits it, 'ramet drop {shown}' discards it"
-    ));
+/// Tells how to go on with the fork that was at a path and has the inode number `top`.
+fn tell_kept(fork: &Path, top: u64) {
+    match forks::path_today(fork, top) {
+        Ok(Some(now)) => {
+            let shown = now.display();
+            complain(format_args!(
+                "the fork is kept: 'ramet merge {shown}' commits it, 'ramet drop {shown}' discards it"
+            ));
+        }
+        Ok(None) => complain(gone(fork)),
+        Err(failure) => complain(failure),
+    }
+}
+
+fn gone(fork: &Path) -> Failure {
+    let why = "the fork is there no more: it was removed, or moved where this user may not find it";
+    Failure::at(fork, why)
 }
 
 /// Asks the user until there is an answer. The end of the input is one, and so is an error.

@@ -722,6 +722,42 @@ fn another_fork_at_the_path_of_the_first_one_is_left_alone() {
 }
 
 #[test]
+fn a_fork_that_its_command_renames_is_told_under_its_new_name() {
+    const RENAMES: &str =
+        "echo inside > file; mkdir ../elsewhere && mv $RAMET_FORK ../elsewhere/it";
+    for uid in users() {
+        for (option, status) in [("--keep", 0), ("--discard", 125), ("--commit", 125)] {
+            let desk = Desk::new(uid);
+            let project = desk.at("project");
+            let out = desk.ramet(&["try", option, &project, "--", "sh", "-c", RENAMES]);
+            let told = said(&out);
+            assert_eq!(out.status.code(), Some(status), "{option}: {told}");
+            let fork = desk.at("elsewhere/it");
+            let words = format!("'ramet merge {fork}' commits it, 'ramet drop {fork}'");
+            assert!(told.contains(&words), "{option}: {told}");
+            assert!(!told.contains("project.try-1"), "{option}: {told}");
+            // The differences are told all the same.
+            assert!(told.contains(" file\n"), "{option}: {told}");
+            assert_eq!(desk.read("elsewhere/it/file"), "inside\n");
+            assert_eq!(desk.read("project/file"), "first\n");
+            desk.end();
+        }
+        let desk = Desk::new(uid);
+        let project = desk.at("project");
+        let removes = "cd / && rm -r $RAMET_FORK";
+        let out = desk.ramet(&["try", "--keep", &project, "--", "sh", "-c", removes]);
+        let told = said(&out);
+        assert_eq!(out.status.code(), Some(125), "{told}");
+        assert!(
+            told.contains("project.try-1: the fork is there no more"),
+            "{told}"
+        );
+        assert!(!told.contains("kept"), "{told}");
+        desk.end();
+    }
+}
+
+#[test]
 fn an_equal_fork_that_is_used_stays_and_the_status_is_that_of_the_command() {
     let desk = Desk::new(users()[0]);
     let project = desk.at("project");
