@@ -34,7 +34,9 @@ pub use extent::{Extent, ExtentError, PageRef};
 pub use file::{Access, FileDevice, OpenError, create_image};
 pub use identity::{Label, NotALabel, NotAUuid, Uuid};
 pub use lock_times::{Hold, LockTimes, LongestTimes};
-pub use memory_limit::{group_pressure_file, is_memory_low, memory_limit};
+pub use memory_limit::{
+    LIMIT_MIN as MEMORY_LIMIT_MIN, group_pressure_file, is_memory_low, memory_limit,
+};
 pub use overlay::Overlay;
 pub use owner::{ClaimError, OwnedDevice};
 pub use superblock::{FORMAT_VERSION, JournalPos, MetadataCopies, Superblock, SuperblockError};

@@ -42,8 +42,8 @@ const PAGE_BYTES: u64 = 4096;
 
 /// Without `/proc/meminfo`.
 const RAM_UNKNOWN: u64 = 1 << 30;
-/// Less than this serves nobody.
-const LIMIT_MIN: u64 = 16 << 20;
+/// The least limit that is useful, in bytes. A smaller choice counts as this one.
+pub const LIMIT_MIN: u64 = 16 << 20;
 
 /// The same where the files of the kernel lie below `root`.
 fn limit_from(root: &Path) -> u64 {

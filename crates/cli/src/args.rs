@@ -49,7 +49,8 @@ pub enum Verb {
     ///
     /// The command returns once everything is durable and the daemon has ended. It refuses while
     /// the volume is mounted on a second directory too (mount --bind). It also removes the mount of
-    /// a daemon that has died.
+    /// a daemon that has died. umount(8) with the options -l and -f detaches a mount in use and
+    /// ends one that hangs; umount.ramet(8) tells of them.
     Umount(Umount),
     /// Clone a file or a directory tree, in constant time
     ///
@@ -103,7 +104,7 @@ pub enum Verb {
     /// The command sees a new fork of SRC wherever it would see SRC, so absolute paths in it hold. No
     /// other process does, and SRC stays as it is meanwhile. The command starts in the current
     /// directory if that lies in SRC, and at the top of SRC otherwise. Its exit status is passed
-    /// on, and 128 and the number of a signal that ended it.
+    /// on; for a command that a signal ended, it is 128 plus the number of the signal.
     ///
     /// Afterwards the differences are told on standard error, and the fork is committed, kept or
     /// discarded. By default the user is asked on a terminal, and without one the fork is kept. To commit
@@ -151,8 +152,9 @@ pub enum Verb {
     /// Read everything on a mounted volume again, and repair it from copies where there are any
     ///
     /// Every checksum is verified. The command names every file that damage harms. It leaves half
-    /// of the device's time to other programs, and can be ended at any time. Root and the user of the
-    /// mount may scrub. The exit status is that of fsck(8).
+    /// of the device's time to other programs, and can be ended at any time. Root and the user of
+    /// the mount may scrub. The exit status is that of fsck(8): 0 without damage, 1 if all was
+    /// repaired, 4 if some is left, 8 if the scrub failed, 16 for a wrong command line.
     Scrub(Scrub),
     /// Make a volume larger, mounted or not
     ///
@@ -175,7 +177,8 @@ pub enum Verb {
     ///
     /// Each line has a snapshot that first shows the object in a new state, and how that differs
     /// from the snapshot before: added, removed, type, content, metadata. The cost follows the
-    /// changes, not the size of the tree. Root and the user of the mount may ask.
+    /// changes, not the size of the tree. A path that was never there has no lines, and the exit
+    /// status is 0. Root and the user of the mount may ask.
     Log(Log),
     /// Clone a file or directory tree out of a snapshot, in constant time
     ///
@@ -192,8 +195,9 @@ pub enum Verb {
     Diff(Diff),
     /// Show the space of a directory tree
     ///
-    /// Logical bytes are those of all files. Shared bytes are also used by other trees, mostly
-    /// clones. Exclusive bytes come back when the tree is removed.
+    /// Logical bytes are those that can be read: contents, names and attributes of all files, each
+    /// clone counted in full, before compression, right to two percent. Shared bytes are also used
+    /// by other trees, mostly clones. Exclusive bytes come back when the tree is removed.
     Du(Du),
     /// Bring a directory tree or a tar archive into a volume, fast and as a whole
     ///
@@ -230,8 +234,10 @@ pub enum Verb {
 
 #[derive(Debug, Args)]
 pub struct Mkfs {
-    /// Size of the volume in bytes, or with one of the suffixes K, M, G and T: 20G. Required for a
-    /// new image file
+    /// Size of the volume in bytes, or with one of the suffixes K, M, G and T, which are powers of
+    /// 1,024: 20G, 1.5T. The least size is 4M. A size is rounded up to 4,096 bytes. A new image
+    /// file requires it, an existing one keeps its own without it, and a block device, which is
+    /// used whole, refuses it
     #[arg(long, value_name = "N")]
     pub size: Option<Size>,
     /// Make the volume even if the file or device holds data, which is lost
@@ -243,13 +249,15 @@ pub struct Mkfs {
     /// Print nothing but errors
     #[arg(long, short)]
     pub quiet: bool,
-    /// Name of the volume, for people: up to 64 bytes of UTF-8, without control characters
+    /// Name of the volume, for people: up to 64 bytes of UTF-8, without control characters. No
+    /// command changes the name of a volume later
     #[arg(short = 'L', long, value_name = "LABEL")]
     pub label: Option<Label>,
-    /// UUID of the volume. Default: a random one
+    /// UUID of the volume. Default: a random one. No command changes the UUID of a volume later
     #[arg(short = 'U', long, value_name = "UUID")]
     pub uuid: Option<Uuid>,
-    /// Compression of the data: none, lz4, zstd, or zstd:LEVEL with a level from 1 to 19
+    /// Compression of the data: none, lz4, zstd, or zstd:LEVEL with a level from 1 to 19; zstd is
+    /// zstd:1
     #[arg(long, value_name = "CODEC", default_value_t)]
     pub compression: Codec,
     /// How often the metadata that everything else depends on is kept: 1 or 2. With 2, no single bad
@@ -262,7 +270,8 @@ pub struct Mkfs {
 
 #[derive(Debug, Args)]
 pub struct Init {
-    /// Size of a new volume in bytes, or with one of the suffixes K, M, G and T: 20G
+    /// Size of a new volume in bytes, or with one of the suffixes K, M, G and T, which are powers
+    /// of 1,024: 20G
     #[arg(long, value_name = "N")]
     pub size: Option<Size>,
     /// Also install a unit of systemd that mounts the volume at each login of the user
@@ -281,7 +290,7 @@ fn metadata_copies(text: &str) -> Result<MetadataCopies, String> {
 
 #[derive(Debug, Args)]
 pub struct Mount {
-    /// Mount options, comma separated; ramet-mount(1) explains them: ro, nosuid, nodev, noexec,
+    /// Mount options, comma separated, as the manual page explains them: ro, nosuid, nodev, noexec,
     /// nosymfollow, relatime, strictatime, noatime, nodiratime, sync, dirsync, allow_other,
     /// auto_unmount, compression=CODEC, recovery, snapshot=NAME, views=owner, views=all, views=none,
     /// io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT, memory=N, log=FILE
@@ -290,12 +299,12 @@ pub struct Mount {
     /// Stay in the foreground and serve until the volume is unmounted
     #[arg(long)]
     pub foreground: bool,
-    /// Bound of all that the daemon allocates, such as 512M; its resident memory stays below this and
-    /// 64 MiB. The default is the smaller of a quarter of the machine's memory and half of the control
-    /// group's limit
+    /// Bound of all that the daemon allocates, such as 512M; less than 16M counts as 16M. The
+    /// resident memory of the daemon stays below the sum of the bound and 64 MiB. The default is
+    /// the smaller of a quarter of the machine's memory and half of the control group's limit
     #[arg(long, alias = "cache-size", value_name = "N")]
     pub memory: Option<Size>,
-    /// Append the daemon's diagnostics to this file
+    /// Append the daemon's diagnostics to this file. Without a file and --foreground they are lost
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
     /// Report readiness or failure on standard output (how `ramet mount` starts its daemon)
@@ -482,7 +491,7 @@ pub struct TryEnd {
     /// Drop the fork
     #[arg(long)]
     pub discard: bool,
-    /// Ask on the terminal; without one, keep the fork
+    /// Ask on the terminal; without one, keep the fork (default)
     #[arg(long)]
     pub ask: bool,
 }
@@ -745,7 +754,7 @@ pub struct Diff {
     /// Compare the file or directory A as it was in this snapshot of the volume with that of today
     #[arg(long, value_name = "SNAPSHOT", conflicts_with = "b")]
     pub at: Option<String>,
-    /// Directory on a Ramet mount
+    /// Directory on a Ramet mount; with --at a file, too
     pub a: PathBuf,
     /// Directory on the same mount
     #[arg(required_unless_present = "at")]

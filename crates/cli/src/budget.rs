@@ -2,13 +2,10 @@
 
 use std::sync::Arc;
 
-use ramet_block::{Budget, memory_limit};
+use ramet_block::{Budget, MEMORY_LIMIT_MIN, memory_limit};
 use ramet_fs::OpenOptions;
 
 use crate::size::Size;
-
-/// Less serves nobody, in bytes.
-const LIMIT_MIN: u64 = 16 << 20;
 
 /// Processors that share a part of the heap. With one part for each thread, as is usual, 300
 /// writers took more than twice the memory (`docs/dependencies.md`).
@@ -22,7 +19,7 @@ pub fn limit_heap() {
 
 /// The budget of this process: `limit`, or the share of the machine and the control group.
 pub fn budget(limit: Option<Size>) -> Arc<Budget> {
-    Budget::of_process(limit.map_or_else(memory_limit, |size| size.bytes().max(LIMIT_MIN)))
+    Budget::of_process(limit.map_or_else(memory_limit, |size| size.bytes().max(MEMORY_LIMIT_MIN)))
 }
 
 /// Options of opening a volume within a budget.
