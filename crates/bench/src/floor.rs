@@ -1,9 +1,9 @@
 //! A file system in memory behind the same FUSE transport as Ramet: the cost of FUSE alone.
 //!
-//! It negotiates and answers as `ramet-fuse` does, so the kernel sends the same requests, and it
-//! does as little as it can for each: a table of nodes, a sorted map for each directory, pieces of
-//! memory for each file. Threads of this process serve it. Its contents outlive a mount, so only
-//! the caches of the kernel are ever cold.
+//! The file system negotiates and answers as `ramet-fuse` does, so the kernel sends the same
+//! requests. The work for each is as little as possible: a table of nodes, a sorted map for each
+//! directory, pieces of memory for each file. Threads of this process serve it. Its contents
+//! outlive a mount, so only the caches of the kernel are ever cold.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;

@@ -150,7 +150,7 @@ impl Live {
             Errno::USERS => "its daemon serves as many mounts of snapshots as it has memory for",
             Errno::STALE => "its daemon finds another mount in the place of this one",
             Errno::BADFD | Errno::TIMEDOUT => "the kernel sends its daemon no request of the mount",
-            Errno::INVAL => "its daemon serves no mounts of snapshots: it is of an earlier release",
+            Errno::INVAL => "its daemon serves no mounts of snapshots: it is of an older version",
             e => return Failure::system(&self.dir, e),
         };
         Failure::at(&self.dir, why)

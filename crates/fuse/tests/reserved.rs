@@ -1,4 +1,5 @@
-//! An entry with the reserved name, as a volume of an earlier release may have it.
+//! An entry with the reserved name, as a volume may have it that was made before the name was
+//! reserved.
 //!
 //! Needs `/dev/fuse`, and root or fusermount3.
 

@@ -9,10 +9,10 @@
 //! only when G is durable. Space that was allocated, and that G does not name, is free in it as
 //! well, so a crash leaks nothing.
 //!
-//! It is brought up to date by the changes since the last commit only. These change pages of the
-//! map, whose shadows are allocations and freeings again, so [`FreeMap::settle`] goes on until a round
-//! changes nothing. That ends: a page is shadowed once per commit, and further changes to it are in
-//! place.
+//! Each commit brings the map up to date by the changes since the last one only. These change pages
+//! of the map, whose shadows are allocations and freeings again, so [`FreeMap::settle`] goes on
+//! until a round changes nothing. The rounds end: a page is shadowed once per commit, and further
+//! changes to it are in place.
 //!
 //! Keeps: M1, holes are sorted, disjoint, and do not touch. M2, holes = usable area less everything
 //! that the checkpoint names.

@@ -9,7 +9,7 @@
 //! the mount point for as long as it stands. The kernel needs nothing from the volume to make it.
 //! A worker makes it when a program looks for the first time, and again when somebody unmounted it.
 //!
-//! It ends after the last request of the live mount, in use or not.
+//! The mount ends after the last request of the live mount, in use or not.
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt;

@@ -1,12 +1,12 @@
 //! The reserved name `.ramet` in the root of a mount.
 //!
-//! It is a directory that is looked up and never listed. In it lies the symbolic link `snapshots`,
+//! The name is that of a directory, looked up and never listed, with the symbolic link `snapshots`,
 //! which leads to a second mount of this daemon: the views of snapshots (`server/views.rs`,
 //! docs/views.md). That mount is made when the link is looked up, and the kernel asks about the
 //! link each time that a path leads through it.
 //!
-//! An entry of the same name in the volume goes before the reserved one. Only a volume of an earlier
-//! release has it.
+//! An entry of the same name in the volume goes before the reserved one. Only a volume
+//! that was made before the name was reserved has one.
 
 use std::io;
 use std::path::PathBuf;
