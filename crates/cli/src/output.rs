@@ -82,3 +82,54 @@ pub fn complain_as(name: &str, why: impl fmt::Display) {
     // place for an error message.
     let _ = io::stderr().write_all(format!("{name}: {why}\n").as_bytes());
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    /// All sources below `dir`.
+    fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|ext| ext == "rs") {
+                found.push(path);
+            }
+        }
+    }
+
+    /// The words of `text` between `start` and `end` that may be keys.
+    fn keys_between(text: &str, (start, end): (&str, &str), keys: &mut BTreeSet<String>) {
+        for (at, _) in text.match_indices(end) {
+            let Some(begin) = text[..at].rfind(start) else {
+                continue;
+            };
+            let word = &text[begin + start.len()..at];
+            if !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_') {
+                keys.insert(word.to_owned());
+            }
+        }
+    }
+
+    #[test]
+    fn every_key_of_json_output_is_documented() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let page = fs::read_to_string(root.join("../../docs/json.md")).unwrap();
+        let (mut files, mut keys) = (Vec::new(), BTreeSet::new());
+        sources(&root.join("src"), &mut files);
+        for file in files {
+            let text = fs::read_to_string(file).unwrap();
+            let code = text.split("#[cfg(test)]").next().unwrap();
+            for object in code.split("json!({").skip(1) {
+                keys_between(object.split("})").next().unwrap(), ("\"", "\":"), &mut keys);
+            }
+            keys_between(code, ("[\"", "\"] = "), &mut keys);
+        }
+        assert!(keys.len() > 60, "{keys:?}");
+        keys.retain(|key| !page.contains(&format!("`{key}`")));
+        assert!(keys.is_empty(), "docs/json.md lacks {keys:?}");
+    }
+}

@@ -42,10 +42,11 @@
 //!
 //! [`ramet_betree::Tree::admit`], which waits for room, comes before 1 to 9, and behind 0. Four
 //! operations are exceptions. A join of some 1,000 names and more waits for room between its parts
-//! with a lock of the kind 3 (`ops/join.rs`). A slot index of many bytes is made with locks of the kinds 1 and 2
-//! (`namespace/slot_index.rs`). A clone or removal of a directory with many hard links below gets a
-//! generation with locks of the kinds 2 and 3 (`ops/hard_links.rs`). A name whose number was never
-//! shown gets a block of numbers with the locks of the lookup held, of the kinds 1 to 4.
+//! with a lock of the kind 3 (`ops/join.rs`). A slot index of many bytes is made with locks of the
+//! kinds 1 and 2 (`namespace/slot_index.rs`). A clone or removal of a directory with many hard
+//! links below gets a generation with locks of the kinds 2 and 3 (`ops/hard_links.rs`). A name
+//! whose number was never shown gets a block of numbers with the locks of the lookup held, of the
+//! kinds 1 to 4.
 #![forbid(unsafe_code)]
 
 mod clock;
