@@ -530,7 +530,7 @@ impl Seen {
     }
 
     /// Refuses another object than the one with the inode number `ino`: it may have the path by now.
-    pub fn must_be(&self, path: &Path, ino: u64) -> Outcome {
+    fn must_be(&self, path: &Path, ino: u64) -> Outcome {
         match self.stat.st_ino == ino {
             true => Ok(()),
             false => Err(Failure::system(path, Errno::STALE)),
