@@ -235,9 +235,9 @@ pub enum Verb {
 #[derive(Debug, Args)]
 pub struct Mkfs {
     /// Size of the volume in bytes, or with one of the suffixes K, M, G and T, which are powers of
-    /// 1,024: 20G, 1.5T. The least size is 4M. A size is rounded up to a multiple of 4,096. A new image
-    /// file requires it, an existing one keeps its own without it, and a block device, which is
-    /// used whole, refuses it
+    /// 1,024: 20G, 1.5T. The least size is 4M. A size is rounded up to a multiple of 4,096. A new
+    /// image file requires it, an existing one keeps its own without it, and a block device, which
+    /// is used whole, refuses it
     #[arg(long, value_name = "N")]
     pub size: Option<Size>,
     /// Make the volume even if the file or device holds data, which is lost
