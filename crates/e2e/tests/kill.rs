@@ -2,6 +2,8 @@
 //!
 //! `RAMET_ROUNDS` rounds (default 3) of `RAMET_LOAD_MS` each.
 
+use std::fs::File;
+use std::io::Write;
 use std::time::Duration;
 
 use ramet_e2e::{
@@ -55,6 +57,36 @@ fn acknowledged_changes_survive_a_killed_daemon() {
     );
     mount.take().expect("mounted by the last round").umount();
     bed.fsck();
+}
+
+/// Leaves of 1 MiB are written before the journal names them. The space of this much takes its room
+/// of the host in several steps.
+#[test]
+fn large_files_survive_a_killed_daemon() {
+    for size in ["1G", "20G"] {
+        let bed = Bed::new(size);
+        let mount = bed.mount(&[]);
+        let mut rng = seeded("large");
+        let mut written = Vec::new();
+        for number in 0..6 {
+            let mut contents = vec![0; 16 << 20];
+            rng.fill(&mut contents[..]);
+            let path = mount.root().join(format!("f{number}"));
+            let mut file = File::create(path).expect("writable");
+            file.write_all(&contents).expect("there is room");
+            file.sync_all().expect("there is room");
+            written.push(contents);
+        }
+        mount.kill_daemon();
+        mount.detach_dead();
+        let mount = bed.mount(&[]);
+        for (number, contents) in written.iter().enumerate() {
+            let found = std::fs::read(mount.root().join(format!("f{number}")));
+            assert!(found.expect("it was synced") == *contents, "file {number}");
+        }
+        mount.umount();
+        bed.fsck();
+    }
 }
 
 /// Whether a process has a handler of a signal.

@@ -179,6 +179,41 @@ fn removals_succeed_when_others_take_all_that_the_host_has() {
     }
 }
 
+/// A mount takes room for its reserve, and so divides the free space into a part that has room and
+/// one that was not asked for. Leaves that the journal names may lie across.
+#[test]
+fn a_crash_after_large_writes_leaves_a_volume_that_opens() {
+    let mut rng = Rng::new(env_u64("RAMET_SEED", 3));
+    for gib in [1, 4, 20] {
+        let device = LoggedDevice::new(SparseDevice::new(gib * 1024 * MIB));
+        let device = Arc::new(HostedDevice::new(device, 1024 * MIB));
+        let as_device: Arc<dyn Device> = device.clone();
+        Tree::format(&as_device, &FormatOptions::default()).expect("format");
+        let tree = try_open(&device, None).expect("open");
+        let mut written = BTreeMap::new();
+        for number in 0..96u64 {
+            let key = number.to_be_bytes();
+            // Leaves of 1 MiB do not end where room of the host does.
+            let blocks: Vec<(Bytes, Bytes)> = (0..=255u8)
+                .map(|at| (Bytes::copy_from_slice(&[at]), rng.bytes(4096).into()))
+                .collect();
+            written.insert(number, first_word(&blocks[7].1));
+            let mut batch = Batch::new();
+            batch.ingest(key.to_vec(), tree.prepare("", None, blocks).expect("room"));
+            tree.apply(batch).expect("room");
+        }
+        tree.sync().expect("sync");
+        std::mem::forget(tree);
+        let tree = try_open(&device, None).unwrap_or_else(|error| panic!("{gib} GiB: {error}"));
+        check(&tree);
+        for (number, word) in written {
+            let key = [&number.to_be_bytes()[..], &[7]].concat();
+            let value = tree.get(&key).expect("get").expect("acknowledged");
+            assert_eq!(first_word(&value), word, "{number}");
+        }
+    }
+}
+
 /// The state that a history should leave.
 #[derive(Default)]
 struct Expected {
@@ -299,6 +334,37 @@ fn history(seed: u64) {
                 tree.apply(batch).expect("removing");
                 expected.now.retain(|key, _| !(from..to).contains(key));
                 expected.note();
+            }
+            50..60 => {
+                // Leaves that are written at once, and named by the journal.
+                let group = rng.below(16) as u64 * 256;
+                let ids = group..group + [8, 40, 200][rng.below(3)];
+                let entries: Vec<(Bytes, Bytes)> = ids
+                    .map(|id| {
+                        let end = Bytes::copy_from_slice(&id.to_be_bytes()[7..]);
+                        (end, rng.bytes(4096).into())
+                    })
+                    .collect();
+                let added = entries.iter().map(|(end, value)| {
+                    let key = group + u64::from(end[0]);
+                    (key, first_word(value))
+                });
+                let added: Vec<_> = added.collect();
+                let mut batch = Batch::new();
+                let done = tree.prepare("", None, entries).and_then(|ingest| {
+                    batch.ingest(group.to_be_bytes()[..7].to_vec(), ingest);
+                    tree.apply(batch)
+                });
+                match done {
+                    Ok(_) => {
+                        let replaced = group..group + 256;
+                        expected.now.retain(|key, _| !replaced.contains(key));
+                        expected.now.extend(added);
+                        expected.note();
+                    }
+                    Err(Error::NoSpace) => {}
+                    Err(error) => panic!("an ingest: {error}"),
+                }
             }
             _ => {
                 let mut batch = Batch::new();

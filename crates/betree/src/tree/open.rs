@@ -114,8 +114,6 @@ fn recover(
         store.space_debt.set_due();
     }
     let root = root_of(&store, sb.root_node)?;
-    // Also space that an earlier mount took, when the host has no more.
-    let _ = store.space.secure(store.space.deletion_reserve_bytes());
     let mut inner = inner_of(store, root, &sb, options)?;
     let replayed = replay(&inner, &sb, options, effort == Effort::Full)?;
     let (end, records) = (replayed.end, replayed.records);
@@ -295,6 +293,10 @@ fn replay(
         let end = Journal::replay(dev, sb.journal, timeline, start, None, &mut look)?;
         (end, None)
     };
+    // The extents that are pinned are no part of the reserve. On a full host the reserve is room
+    // that an earlier mount took.
+    let space = &inner.store.space;
+    let _ = space.secure(space.deletion_reserve_bytes());
     let fresh_max = REPLAYED_BUFFERS_MAX * inner.store.shape.memory_bytes as u64;
     let fresh = || inner.store.handles.dirty.memory_bytes();
     let (mut records, mut flushed) = (0u64, 0u64);

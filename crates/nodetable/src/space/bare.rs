@@ -46,6 +46,11 @@ impl Bare {
         self.holes.take(extent)
     }
 
+    /// The part of a bare extent that begins at `addr`, or the first one behind it.
+    pub fn first_from(&self, addr: u64) -> Option<Extent> {
+        self.holes.first_from(addr)
+    }
+
     /// Makes bare extents of about `want` bytes together moving. They begin at the first bare byte
     /// from `from` on, follow each other, and reach over `span` bytes at most.
     pub fn begin(&mut self, from: u64, want: u64, span: u64) -> Vec<Extent> {

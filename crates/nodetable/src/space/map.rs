@@ -201,18 +201,26 @@ impl SpaceMap {
             || self.windows.iter().any(|window| window.overlaps(&extent))
     }
 
-    /// Takes `extent`, which must be free as a whole, out of the free space. Says whether it was.
-    /// Requires that nothing is about to become backed or bare.
+    /// Takes `extent`, which must be free as a whole, backed or bare or partly so, out of the free
+    /// space. Says whether it was; if not, it stays as it is. Requires that nothing is about to
+    /// become backed or bare.
     pub fn take(&mut self, extent: Extent) -> bool {
         self.windows.close_all(&mut self.holes);
         if extent.validate(self.usable).is_err() {
             return false;
         }
-        if self.holes.take(extent) {
-            self.backed_bytes -= extent.len;
-            return true;
+        let Some(pieces) = pieces(extent, &self.holes, &self.bare) else {
+            return false;
+        };
+        for piece in pieces {
+            if self.holes.take(piece) {
+                self.backed_bytes -= piece.len;
+            } else {
+                let is_bare = self.bare.take(piece);
+                debug_assert!(is_bare, "{piece} is of a hole");
+            }
         }
-        self.bare.take(extent)
+        true
     }
 
     /// Takes bare extents of about `want` bytes together out of the free space, for the host to
@@ -319,4 +327,18 @@ impl SpaceMap {
         all.sort_unstable();
         all
     }
+}
+
+/// The parts of `extent`, each of which lies in one backed or bare hole; `None` if a byte of it is
+/// in none.
+fn pieces(extent: Extent, holes: &Holes, bare: &Bare) -> Option<Vec<Extent>> {
+    let mut pieces = Vec::new();
+    let mut at = extent.addr;
+    while at < extent.end() {
+        let next = [holes.first_from(at), bare.first_from(at)];
+        let around = next.into_iter().flatten().find(|hole| hole.addr == at)?;
+        pieces.push(Extent::new(at, around.len.min(extent.end() - at)));
+        at = around.end();
+    }
+    Some(pieces)
 }

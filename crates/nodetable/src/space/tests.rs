@@ -133,6 +133,33 @@ fn only_an_extent_that_is_free_as_a_whole_is_taken() {
 }
 
 #[test]
+fn an_extent_that_is_partly_backed_and_partly_bare_is_taken_as_a_whole() {
+    let mut space = sparse(64 * MIB);
+    for from in [8 * MIB, 16 * MIB] {
+        let backed = space.begin_backing(from, 2 * MIB, 2 * MIB);
+        space.end_moving(&backed, true);
+    }
+    // Bare, backed, bare, backed, bare.
+    let across = Extent::new(7 * MIB, 12 * MIB);
+    let moving = space.begin_backing(12 * MIB, 4096, 4096);
+    assert!(!space.take(across), "a part is moving");
+    assert_eq!(
+        (space.free_bytes(), space.backed_bytes()),
+        (64 * MIB, 4 * MIB)
+    );
+    space.end_moving(&moving, false);
+    verify(&space);
+    assert!(space.take(across));
+    assert_eq!((space.free_bytes(), space.backed_bytes()), (52 * MIB, 0));
+    assert!(!space.is_free_somewhere(across));
+    verify(&space);
+    assert!(
+        !space.take(Extent::new(6 * MIB, 2 * MIB)),
+        "a part is in use"
+    );
+}
+
+#[test]
 fn only_backed_extents_are_handed_out() {
     let mut space = sparse(64 * MIB);
     assert_eq!((space.free_bytes(), space.backed_bytes()), (64 * MIB, 0));
