@@ -70,6 +70,9 @@ fn pages() -> io::Result<Vec<(String, Vec<u8>)>> {
     let mut ramet = rametfs::command().disable_help_subcommand(true);
     ramet.build();
     for verb in ramet.get_subcommands() {
+        for inner in verb.get_subcommands() {
+            pages.push(page(inner.clone(), "1")?);
+        }
         pages.push(page(verb.clone(), "1")?);
     }
     pages.push(page(ramet, "1")?);
@@ -110,23 +113,27 @@ fn page(command: Command, section: &str) -> io::Result<(String, Vec<u8>)> {
     Ok((file, text))
 }
 
-/// The section with the usage of a command: its name in bold, and the words that a user replaces in
-/// italics.
+/// The section with the usage of a command: its name and the words that stand for themselves in
+/// bold, and the words that a user replaces in italics.
 fn synopsis(mut command: Command) -> String {
     let usage = command.render_usage().to_string();
     let usage = usage.trim_start_matches("Usage: ");
     let is_replaced = |word: &str| word.contains(['<', '[']);
-    let (mut name, mut rest) = (Vec::new(), Vec::new());
+    let (mut parts, mut literal) = (Vec::new(), Vec::new());
+    let bold = |words: &mut Vec<String>| {
+        (!words.is_empty()).then(|| format!("\\fB{}\\fR", std::mem::take(words).join(" ")))
+    };
     for word in usage.split_whitespace() {
         if is_replaced(word) {
+            parts.extend(bold(&mut literal));
             let word = escaped(word).replace('<', r"\fI").replace('>', r"\fR");
-            rest.push(word.replace("OPTIONS", r"\fIOPTIONS\fR"));
+            parts.push(word.replace("OPTIONS", r"\fIOPTIONS\fR"));
         } else {
-            name.push(escaped(word));
+            literal.push(escaped(word));
         }
     }
-    let (name, rest) = (name.join(" "), rest.join(" "));
-    format!(".SH SYNOPSIS\n\\fB{name}\\fR {rest}\n")
+    parts.extend(bold(&mut literal));
+    format!(".SH SYNOPSIS\n{}\n", parts.join(" "))
 }
 
 /// The section that describes a command, without the line that is its name section already.
@@ -202,6 +209,54 @@ mod tests {
         assert!(text.contains(&format!("\n{synopsis}\n")), "{text}");
         assert_eq!(text.matches("Mount a volume on a directory").count(), 1);
         assert_eq!(escaped(".so x\na-b\\"), "\\&.so x\na\\-b\\e");
+    }
+
+    #[test]
+    fn synopsis_is_the_usage_of_the_command() {
+        let mut ramet = rametfs::command().disable_help_subcommand(true);
+        ramet.build();
+        let verbs = ramet.get_subcommands();
+        let all = verbs.flat_map(|verb| [verb].into_iter().chain(verb.get_subcommands()));
+        for command in all {
+            let name = command.get_display_name().unwrap();
+            let text = text_of(&format!("{name}.1"));
+            let (_, shown) = text.split_once(".SH SYNOPSIS\n").unwrap();
+            let (shown, _) = shown.split_once('\n').unwrap();
+            let fonts = [r"\fB", r"\fI", r"\fR"];
+            let plain = fonts
+                .iter()
+                .fold(shown.to_owned(), |text, font| text.replace(font, ""));
+            let usage = command.clone().render_usage().to_string();
+            let usage = usage.trim_start_matches("Usage: ").replace(['<', '>'], "");
+            assert_eq!(plain.replace(r"\-", "-"), usage);
+        }
+    }
+
+    #[test]
+    fn every_page_that_a_page_refers_to_is_there() {
+        let pages = pages().unwrap();
+        let mut count = 0;
+        for (of, text) in &pages {
+            let text = String::from_utf8_lossy(text).replace("\\-", "-");
+            let words = text.split(|c: char| !(c.is_alphanumeric() || "-.()".contains(c)));
+            // `name(1)` as one word; `.BR name (1)` as two.
+            let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
+            let joined = words.windows(2).map(|two| two.concat());
+            for word in words.iter().map(|word| (*word).to_owned()).chain(joined) {
+                let word = word.trim_end_matches('.');
+                let Some((name, section)) = word.split_once('(') else {
+                    continue;
+                };
+                let section = section.trim_end_matches([')', '.']);
+                let is_ours = name.split(['-', '.']).any(|part| part == "ramet");
+                if is_ours && matches!(section, "1" | "5" | "8") {
+                    let file = format!("{name}.{section}");
+                    assert!(pages.iter().any(|(page, _)| *page == file), "{of}: {word}");
+                    count += 1;
+                }
+            }
+        }
+        assert!(count > 40, "{count}");
     }
 
     #[test]
