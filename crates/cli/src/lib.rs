@@ -59,6 +59,7 @@ mod stat;
 mod trial;
 mod umount;
 mod unmounted;
+mod utab;
 mod watcher;
 mod working_trees;
 mod write_backs;

@@ -18,7 +18,7 @@ use crate::detach::{Detached, busy, detach, try_to_detach};
 use crate::failure::{Failure, Outcome, is_of_dead_mount, reason};
 use crate::host::wait_for_lock;
 use crate::mounts::RametMount;
-use crate::{beside, daemon, home, mounts, output};
+use crate::{beside, daemon, home, mounts, output, utab};
 
 /// The pause before the next attempt to unmount.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -67,7 +67,7 @@ pub fn run(args: &Umount) -> Outcome {
     beside::refuse_if_shown(&dir, &state)?;
     if state.poisoned.as_deref() == Some(SHUT_DOWN) {
         drop(root);
-        unmount(&dir, &state)?;
+        unmount(&mount, &state)?;
         let Some(daemon) = daemon else { return Ok(()) };
         let ended = waiting(&dir, || wait_for_end(&daemon));
         return ended.map_err(|e| Failure::system(&dir, e));
@@ -76,7 +76,7 @@ pub fn run(args: &Umount) -> Outcome {
     // After a failure that ended writing, only the counters tell the reason.
     let cause = last.daemon.and_then(|_| root.daemon().ok()?.poisoned);
     drop(root);
-    unmount(&dir, &state)?;
+    unmount(&mount, &state)?;
     if let Some(daemon) = daemon {
         let ended = waiting(&dir, || wait_for_end(&daemon));
         ended.map_err(|e| Failure::system(&dir, e))?;
@@ -92,7 +92,16 @@ pub fn run(args: &Umount) -> Outcome {
 }
 
 /// Unmounts, once the daemon has no process of its own in the mount. `state` is that of before.
-fn unmount(dir: &Path, state: &DaemonState) -> Outcome {
+fn unmount(mount: &RametMount, state: &DaemonState) -> Outcome {
+    let was_noted = utab::leave(mount);
+    let unmounted = unmount_served(&mount.dir, state);
+    if was_noted && unmounted.is_err() {
+        utab::enter(mount);
+    }
+    unmounted
+}
+
+fn unmount_served(dir: &Path, state: &DaemonState) -> Outcome {
     let attempt = || try_to_detach(dir, UnmountFlags::empty());
     let look = || {
         thread::sleep(PAUSE);

@@ -263,6 +263,13 @@ fn a_mount_is_made_read_only_by_remount_and_writable_again() {
     machine.ok("mount", &["-o", "remount,rw,nosuid", &at]);
     assert_eq!(touch(), Some(0));
     assert!(machine.shown(&dir).contains("nosuid"));
+    // Options of the daemon stay as they are; an unknown one is told.
+    machine.ok("mount", &["-o", "remount,noatime,memory=1G,x-any", &at]);
+    let (status, said) = machine.status("mount", &["-o", "remount,data=ordered", &at]);
+    assert!(
+        status != Some(0) && said.contains("data=ordered"),
+        "{status:?}: {said}"
+    );
     machine.ok("umount", &[&at]);
 }
 
@@ -379,6 +386,37 @@ fn a_mount_without_links_follows_none() {
     assert_eq!(machine.ok("readlink", &[&link]).trim(), "file");
     assert!(machine.shown(&dir).contains("nosymfollow"));
     machine.ok("umount", &[&at]);
+}
+
+/// The table of libmount has a line for each mount that umount(8) is to wait for.
+#[test]
+fn an_unmount_by_any_name_leaves_no_line_in_the_table_of_libmount() {
+    let Some(machine) = Machine::new(&NAMES) else {
+        return;
+    };
+    let (volume, dir) = (
+        machine.volume("volume.ramet"),
+        machine.bed.path().join("a b"),
+    );
+    fs::create_dir(&dir).expect("the folder is new");
+    let ramet = text(&machine.bed.path().join("ramet"));
+    let at = text(&dir);
+    let table = || machine.ok("cat", &["/run/mount/utab"]);
+    for unmount in [
+        [&ramet[..], "umount"],
+        ["env", "umount"],
+        ["env", "umount.ramet"],
+    ] {
+        machine.ok("mount", &["-t", "ramet", &text(&volume), &at]);
+        assert!(table().contains("uhelper=ramet"), "{}", table());
+        // A mount that is in use keeps its line.
+        let held = ["-c", "cd \"$0\" && ! \"$1\" umount \"$0\"", &at, &ramet];
+        machine.ok("bash", &held);
+        assert!(table().contains("uhelper=ramet"), "{}", table());
+        machine.ok(unmount[0], &[unmount[1], &at]);
+        assert!(!machine.is_mounted(&dir));
+        assert_eq!(table(), "", "{unmount:?}");
+    }
 }
 
 /// A daemon that is killed leaves no mount, for root and for an ordinary user.

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::Parser;
-use ramet_fuse::{MountOptions, options_in};
+use ramet_fuse::{Error, MountOptions, options_in};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
-use crate::{args, mount, mounts};
+use crate::{args, mount, mounts, utab};
 
 /// Exit statuses of mount(8).
 const USAGE: u8 = 1;
@@ -97,8 +97,11 @@ pub fn run(args: &Args) -> Outcome<u8> {
         mount::check(&request).map_err(failed)?;
     } else {
         mount::run(&request).map_err(failed)?;
-        if !args.no_table && rustix::process::geteuid().is_root() {
-            have_umount_wait(&args.dir);
+        if !args.no_table
+            && rustix::process::geteuid().is_root()
+            && let Ok(Some(mount)) = mounts::at(&args.dir)
+        {
+            utab::enter(&mount);
         }
     }
     if args.verbose {
@@ -107,19 +110,6 @@ pub fn run(args: &Args) -> Outcome<u8> {
         say!("{volume} {done} mounted on {dir}")?;
     }
     Ok(0)
-}
-
-/// Has umount(8) call `umount.ramet`, by an entry in the table of libmount. Without the entry,
-/// umount(8) of root knows only that the mount is a FUSE mount, and does not wait for the daemon.
-fn have_umount_wait(dir: &Path) {
-    let Ok(Some(mount)) = mounts::at(dir) else {
-        return;
-    };
-    let mut command = Command::new("mount");
-    command.args(["-i", "-f", "-t", "fuse.ramet", "-o", "uhelper=ramet", "--"]);
-    command.arg(&mount.volume).arg(&mount.dir);
-    // The mount stands without the entry too.
-    let _ = command.stdin(Stdio::null()).stderr(Stdio::null()).status();
 }
 
 /// Moves this process into a mount namespace, before it looks at any path.
@@ -133,6 +123,7 @@ fn enter(namespace: &Path) -> Outcome {
 /// Changes the options of a mount that exists. The kernel does it alone: the daemon has no part in
 /// it, so Ramet's own options stay as they are.
 fn remount(args: &Args, options: &[String]) -> Outcome<u8> {
+    refuse_unknown(args, options)?;
     let mut command = Command::new("mount");
     // Without `-i` mount(8) would call this helper again.
     command.arg("-i");
@@ -152,6 +143,21 @@ fn remount(args: &Args, options: &[String]) -> Outcome<u8> {
         .code()
         .and_then(|code| u8::try_from(code).ok())
         .unwrap_or(MOUNT_FAILED))
+}
+
+/// Refuses unknown options of a remount. mount(8) passes those on that the mount has, which the
+/// kernel may have made, and those of a line of fstab(5): options of Ramet's own keep their value.
+fn refuse_unknown(args: &Args, options: &[String]) -> Outcome {
+    let is_taken = |option: &str| mount::is_own(option) || is_about_users(option);
+    for option in options.iter().filter(|option| !is_taken(option)) {
+        match MountOptions::new("").add(option) {
+            Err(e @ Error::UnknownOption(_)) if !args.sloppy => {
+                return Err(Failure::at(&args.dir, e).with_status(USAGE));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Whether mount(8) has acted on an option, and passes it on all the same.
