@@ -600,7 +600,8 @@ pub struct Fsck {
     /// device, and tells which files lost something
     #[arg(long)]
     pub rebuild: bool,
-    /// Check every file of every clone too, which takes as long as a walk over all of them
+    /// Check every file of every clone too: it takes as long as a walk over all of them, and as much
+    /// memory again as --memory says, or ends where the files take more
     #[arg(long)]
     pub files: bool,
     /// Memory that the check may take, such as 512M; the default is the smaller of a quarter of

@@ -78,6 +78,12 @@ pub enum Error {
         /// The damage that was found.
         detail: String,
     },
+    /// The names and attributes of the files take more memory than their check may take.
+    #[error("a check of the files takes more memory than the {bytes} bytes that it may take")]
+    CheckTooLarge {
+        /// The bound.
+        bytes: u64,
+    },
     /// The volume was made by another version.
     #[error("the volume has file system version {found}; this program knows version {known}")]
     OtherVersion {

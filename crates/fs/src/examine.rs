@@ -93,7 +93,7 @@ pub fn examine(
     } else {
         Vec::new()
     };
-    let mut found = match (check(device, examination, progress), &lost) {
+    let mut found = match (check(device, examination, budget.limit(), progress), &lost) {
         (Ok(found), _) => found,
         (Err(error), Some(lost)) => {
             let lost = lost.clone();
@@ -131,6 +131,7 @@ fn rebuild(
 fn check(
     device: Arc<dyn Device>,
     examination: &Examination,
+    memory_bytes: u64,
     progress: &mut dyn FnMut(ExaminationStep, u64, u64),
 ) -> Result<Examined> {
     let open = OpenOptions {
@@ -162,7 +163,7 @@ fn check(
         )),
     }
     if examination.files {
-        let files = volume.controls().check()?.into_iter();
+        let files = volume.controls().check_within(memory_bytes)?.into_iter();
         let told = files.map(|found| format!("{} {}", found.invariant, found.detail));
         found.violations.extend(told);
     }

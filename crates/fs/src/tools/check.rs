@@ -43,7 +43,8 @@
 //! F14 and F15.
 //!
 //! The check remembers every inode, some hundred bytes for each, and a bit for each block of one
-//! sparse file.
+//! sparse file. It ends where that would be more memory than it may take: a small volume may show
+//! more files, by clones of clones, than any memory holds.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -66,6 +67,9 @@ use crate::ops::acl::flag_of;
 use crate::ops::allocation::{CHUNK_BLOCKS, Chunk};
 use crate::tools::checked_notes::CheckedNotes;
 use crate::tools::checked_tables::Tables;
+
+/// Memory of a key that the check remembers, beside its bytes; an estimate.
+const REMEMBERED_BYTES: u64 = 256;
 
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -645,27 +649,39 @@ impl Scan {
     }
 }
 
-/// Checks every invariant of the live file system. Files that are unlinked and open are left out.
+/// Checks every invariant of the live file system, in about `memory_bytes` at most. Files that are
+/// unlinked and open are left out.
 ///
 /// # Errors
-/// Those of the tree. A violated invariant is a finding, not an error.
-pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>> {
-    check_with(tree, None)
+/// `CheckTooLarge`, and those of the tree. A violated invariant is a finding, not an error.
+pub(crate) fn check(tree: &Tree, memory_bytes: u64) -> Result<Vec<Finding>> {
+    check_with(tree, None, memory_bytes)
 }
 
 /// Checks the base of a fork in its window. `counters` are those of the volume.
 ///
 /// # Errors
 /// As [`check`].
-pub(super) fn check_base(base: &Tree, counters: Counters) -> Result<Vec<Finding>> {
-    check_with(base, Some(counters))
+pub(super) fn check_base(
+    base: &Tree,
+    counters: Counters,
+    memory_bytes: u64,
+) -> Result<Vec<Finding>> {
+    check_with(base, Some(counters), memory_bytes)
 }
 
-fn check_with(tree: &Tree, of_volume: Option<Counters>) -> Result<Vec<Finding>> {
+fn check_with(tree: &Tree, of_volume: Option<Counters>, memory_bytes: u64) -> Result<Vec<Finding>> {
     let snapshot = tree.snapshot();
-    let mut scan = Scan::default();
+    let (mut scan, mut taken) = (Scan::default(), 0);
     for item in entries(&snapshot, keys::META) {
         let (key, value) = item?;
+        // The path stands in several tables.
+        taken += 3 * key.len() as u64 + value.len() as u64 + REMEMBERED_BYTES;
+        if taken > memory_bytes {
+            return Err(Error::CheckTooLarge {
+                bytes: memory_bytes,
+            });
+        }
         scan.meta(&key, &value);
     }
     let mut findings = Findings::default();
@@ -752,6 +768,15 @@ mod tests {
             .collect();
         found.dedup();
         found
+    }
+
+    #[test]
+    fn a_check_ends_where_the_files_take_more_memory_than_it_may() {
+        let volume = volume();
+        let within = |bytes| volume.controls().check_within(bytes);
+        assert_eq!(within(1 << 20).unwrap(), []);
+        let refused = within(1000);
+        assert!(matches!(refused, Err(Error::CheckTooLarge { bytes: 1000 })));
     }
 
     fn entry_of(volume: &Volume, key: &[u8]) -> Record {

@@ -16,8 +16,8 @@ use crate::tools::check::{Finding, Findings, check_base};
 /// Checks all forks.
 ///
 /// # Errors
-/// Those of the tree. A violated invariant is a finding, not an error.
-pub(crate) fn check_forks(tree: &Tree) -> Result<Vec<Finding>> {
+/// `CheckTooLarge`, and those of the tree. A violated invariant is a finding, not an error.
+pub(crate) fn check_forks(tree: &Tree, memory_bytes: u64) -> Result<Vec<Finding>> {
     let counters = Counters::read(tree)?;
     let snapshot = tree.snapshot();
     let mut findings = Findings::default();
@@ -25,7 +25,8 @@ pub(crate) fn check_forks(tree: &Tree) -> Result<Vec<Finding>> {
     check_keys(&snapshot, &found, &mut findings)?;
     let mut findings = findings.into_all();
     for id in found {
-        let of_base = match check_base(&window(tree, keys::fork_base(id)), counters) {
+        let base = window(tree, keys::fork_base(id));
+        let of_base = match check_base(&base, counters, memory_bytes) {
             Err(Error::Corrupt { what, detail }) => vec![Finding {
                 invariant: "F18",
                 detail: format!("{what}: {detail}"),

@@ -15,13 +15,13 @@ use crate::tools::check::{Finding, Findings, check};
 /// Checks the live file system, all snapshots and their records.
 ///
 /// # Errors
-/// Those of the tree. A violated invariant is a finding, not an error.
-pub(crate) fn check_all(tree: &Tree) -> Result<Vec<Finding>> {
-    let mut findings = check(tree)?;
+/// `CheckTooLarge`, and those of the tree. A violated invariant is a finding, not an error.
+pub(crate) fn check_all(tree: &Tree, memory_bytes: u64) -> Result<Vec<Finding>> {
+    let mut findings = check(tree, memory_bytes)?;
     let (snapshots, of_records) = check_records(tree)?;
     findings.extend(of_records);
     for (id, name) in snapshots {
-        let of_snapshot = check(&window(tree, keys::snapshot_base(id)))?;
+        let of_snapshot = check(&window(tree, keys::snapshot_base(id)), memory_bytes)?;
         findings.extend(of_snapshot.into_iter().map(|found| Finding {
             detail: format!("in snapshot {name:?}: {}", found.detail),
             ..found
@@ -111,7 +111,7 @@ mod tests {
         if !batch.is_empty() {
             volume.tree().apply(batch).unwrap();
         }
-        let findings = check_all(volume.tree()).unwrap();
+        let findings = check_all(volume.tree(), u64::MAX).unwrap();
         findings.iter().map(|found| found.invariant).collect()
     }
 

@@ -280,8 +280,16 @@ impl Controls {
     /// # Errors
     /// Those of the tree. A violated invariant is a finding, not an error.
     pub fn check(&self) -> Result<Vec<Finding>> {
-        let mut findings = check_all(&self.namespace.tree)?;
-        findings.extend(check_forks(&self.namespace.tree)?);
+        self.check_within(u64::MAX)
+    }
+
+    /// The same, with about `memory_bytes` for the files of the volume, of a snapshot or of a base.
+    ///
+    /// # Errors
+    /// `CheckTooLarge` when the files take more, and those of [`Controls::check`].
+    pub fn check_within(&self, memory_bytes: u64) -> Result<Vec<Finding>> {
+        let mut findings = check_all(&self.namespace.tree, memory_bytes)?;
+        findings.extend(check_forks(&self.namespace.tree, memory_bytes)?);
         Ok(findings)
     }
 }

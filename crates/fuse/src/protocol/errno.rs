@@ -34,6 +34,7 @@ fn errno(error: &Error) -> Errno {
         Error::NoMoreData => Errno::NXIO,
         Error::Busy => Errno::BUSY,
         Error::TooManyLinks => Errno::MLINK,
+        Error::CheckTooLarge { .. } => Errno::NOMEM,
         Error::Tree(TreeError::NoSpace) => Errno::NOSPC,
         Error::Tree(TreeError::ReadOnly) => Errno::ROFS,
         Error::Deferred(_)
