@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
-use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags};
+use rustix::fs::{Advice, FallocateFlags, FlockOperation, IFlags, OFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -32,6 +32,9 @@ use crate::write_behind::{Aligned, WriteBehind, path_of};
 
 /// Unit of the space of a file in stat(2), in bytes.
 const STAT_BLOCK_BYTES: u64 = 512;
+
+/// The magic number of btrfs in statfs(2).
+const BTRFS: u64 = 0x9123_683e;
 
 /// Bytes that the kernel reads ahead by default.
 const ASK_BYTES: u64 = 128 << 10;
@@ -354,6 +357,18 @@ fn gives_room(file: &File) -> io::Result<bool> {
     Ok(rustix::fs::fallocate(file, flags, end, BLOCK_BYTES).is_ok())
 }
 
+/// Has btrfs write over the blocks of `file`, which is empty, where they are. Copied blocks would
+/// take new room for each write: the room given before would be of no use, and a volume on a full
+/// host could not remove anything. Best effort: without it the file is as others are there.
+fn write_in_place(file: &File) {
+    let is_btrfs = |found: rustix::fs::StatFs| u64::try_from(found.f_type) == Ok(BTRFS);
+    if rustix::fs::fstatfs(file).is_ok_and(is_btrfs)
+        && let Ok(flags) = rustix::fs::ioctl_getflags(file)
+    {
+        let _ = rustix::fs::ioctl_setflags(file, flags | IFlags::NOCOW);
+    }
+}
+
 /// Creates a sparse image file of `size_bytes` zero bytes, durably, and opens it.
 ///
 /// # Errors
@@ -370,6 +385,7 @@ pub fn create_image(path: impl AsRef<Path>, size_bytes: u64) -> Result<FileDevic
         .create_new(true)
         .open(path)
         .map_err(fail)?;
+    write_in_place(&file);
     let device = FileDevice::lock(path, file, Access::ReadWrite)?;
     device.resize_anew(size_bytes).map_err(fail)?;
     let parent = match path.parent() {

@@ -170,6 +170,80 @@ fn a_volume_on_a_full_host_goes_on_when_there_is_room_again() {
     bed.fsck();
 }
 
+/// A btrfs on a loop device, unmounted in every case.
+struct Btrfs(PathBuf);
+
+impl Btrfs {
+    fn new(bed: &Bed) -> Btrfs {
+        let (image, dir) = (bed.path().join("btrfs"), bed.path().join("host"));
+        File::create(&image)
+            .expect("ours")
+            .set_len(512 << 20)
+            .expect("ours");
+        fs::create_dir(&dir).expect("ours");
+        run_ok("mkfs.btrfs", &["-q".as_ref(), image.as_os_str()]);
+        let args = ["-o", "loop"].map(OsStr::new);
+        run_ok(
+            "mount",
+            &[&args[..], &[image.as_ref(), dir.as_ref()]].concat(),
+        );
+        Btrfs(dir)
+    }
+
+    /// Takes all room that is left.
+    fn fill(&self) {
+        for bytes in [1 << 20, 4096] {
+            let mut file = File::create(self.0.join(format!("{bytes}"))).expect("ours");
+            while file.write_all(&vec![7; bytes]).is_ok() {}
+            let _ = file.sync_all();
+        }
+    }
+}
+
+impl Drop for Btrfs {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+/// btrfs copies blocks that are written over, and takes room for that, unless a file says not to.
+#[test]
+fn a_volume_on_a_full_btrfs_removes_and_is_mounted_again() {
+    if !is_root() {
+        return;
+    }
+    let bed = Bed::without_volume();
+    let host = Btrfs::new(&bed);
+    let image = host.0.join("image");
+    let size = ["mkfs", "--size", "4G"].map(OsStr::new);
+    run_ok(ramet_bin(), &[&size[..], &[image.as_os_str()]].concat());
+    std::os::unix::fs::symlink(&image, bed.volume()).expect("ours");
+    let mount = bed.mount(&[]);
+    for number in 0..200 {
+        let path = mount.root().join(format!("f{number}"));
+        fs::write(path, contents(number)).expect("there is room");
+    }
+    run_ok(ramet_bin(), &[OsStr::new("sync"), mount.root().as_ref()]);
+    host.fill();
+    for number in 0..100 {
+        fs::remove_file(mount.root().join(format!("f{number}"))).expect("removing on a full host");
+    }
+    let args = ["sync", "--checkpoint"].map(OsStr::new);
+    run_ok(ramet_bin(), &[&args[..], &[mount.root().as_ref()]].concat());
+    let added = 1000..1050;
+    for number in added.clone() {
+        let mut file = File::create(mount.root().join(format!("f{number}"))).expect("room");
+        file.write_all(&contents(number)).expect("there is room");
+        file.sync_all().expect("there is room");
+    }
+    mount.kill_daemon();
+    mount.detach_dead();
+    let mount = bed.mount(&[]);
+    check(&mount, (100..200).chain(added));
+    mount.umount();
+    bed.fsck();
+}
+
 /// A file of 64 MiB without contents, which can be mapped.
 fn sparse_file(path: &Path) -> File {
     let file = File::options()
