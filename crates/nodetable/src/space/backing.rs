@@ -16,7 +16,7 @@
 //! is kept for the next writes. So the image stays short. The volume does not record which free
 //! extents are backed. A volume that is opened on a full host finds the room that an earlier mount
 //! took, since allocating a backed extent again takes nothing. It looks for that once, by some
-//! thousand calls of the host.
+//! thousand calls of the host, and gives up on a host that is slow to refuse.
 //!
 //! The host is asked for its free space when room is taken, when it runs short, and by the caller
 //! now and then. In between the last answer counts, less the room taken since. This figure is a
@@ -27,6 +27,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use ramet_block::{BLOCK_BYTES, Device, Extent};
@@ -49,6 +50,8 @@ const SPAN_MAX: u64 = 64 << 20;
 /// larger one, a piece of which the host has a part is not found.
 const PIECE_MAX: u64 = 256 << 10;
 const PIECES_MAX: u32 = 1 << 14;
+/// Longest search, while which writers wait: btrfs takes some milliseconds to refuse a piece.
+const SEARCH_MAX: Duration = Duration::from_secs(1);
 /// A host that refused is asked again when it has so many more bytes free.
 const MORE: u64 = 256 << 10;
 
@@ -82,6 +85,7 @@ struct Search {
     piece: u64,
     is_second_round: bool,
     pieces_left: u32,
+    began: Instant,
 }
 
 impl BackedSpace {
@@ -179,6 +183,7 @@ impl BackedSpace {
                         true => 1,
                         false => PIECES_MAX,
                     },
+                    began: Instant::now(),
                 });
                 // One backed piece of an earlier mount says nothing of the next piece.
                 let span = if search.step > search.piece {
@@ -200,7 +205,8 @@ impl BackedSpace {
                     search.step = step.max(search.piece);
                     continue;
                 }
-                search.pieces_left -= 1;
+                let is_slow = search.began.elapsed() > SEARCH_MAX;
+                search.pieces_left = if is_slow { 0 } else { search.pieces_left - 1 };
                 search.from = span.end();
             } else if !std::mem::replace(&mut search.is_second_round, true) {
                 search.from = 0;
@@ -335,6 +341,8 @@ mod tests {
         device: MemDevice,
         piece: u64,
         room: Mutex<(u64, BTreeSet<u64>)>,
+        refusals: AtomicU64,
+        refuses_after: Duration,
     }
 
     impl Hosted {
@@ -347,6 +355,8 @@ mod tests {
                 device: MemDevice::new(64 * MIB),
                 piece,
                 room: Mutex::new((free, BTreeSet::new())),
+                refusals: AtomicU64::new(0),
+                refuses_after: Duration::ZERO,
             })
         }
 
@@ -395,8 +405,12 @@ mod tests {
                 .pieces(addr, len_bytes)
                 .filter(|piece| !room.1.contains(piece))
                 .collect();
-            let left = room.0.checked_sub(new.len() as u64 * self.piece);
-            room.0 = left.ok_or(io::ErrorKind::StorageFull)?;
+            let Some(left) = room.0.checked_sub(new.len() as u64 * self.piece) else {
+                self.refusals.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(self.refuses_after);
+                return Err(io::ErrorKind::StorageFull.into());
+            };
+            room.0 = left;
             room.1.extend(new);
             Ok(())
         }
@@ -451,6 +465,16 @@ mod tests {
         let space = space(&device);
         assert!(!space.secure(MIB));
         assert_eq!(space.lock().backed_bytes(), MIB);
+    }
+
+    #[test]
+    fn a_host_that_is_slow_to_refuse_is_not_asked_for_every_piece() {
+        let mut device = Hosted::of(BLOCK_BYTES, 0);
+        let slow = Arc::get_mut(&mut device).expect("of one owner");
+        slow.refuses_after = Duration::from_millis(10);
+        assert!(!space(&device).secure(MIB));
+        let refusals = device.refusals.load(Ordering::Relaxed);
+        assert!((1..1000).contains(&refusals), "{refusals} refusals");
     }
 
     #[test]
