@@ -365,7 +365,12 @@ fn write_in_place(file: &File) {
     if rustix::fs::fstatfs(file).is_ok_and(is_btrfs)
         && let Ok(flags) = rustix::fs::ioctl_getflags(file)
     {
-        let _ = rustix::fs::ioctl_setflags(file, flags | IFlags::NOCOW);
+        // A file in a compressed directory is compressed, and btrfs refuses both in one step.
+        let plain = flags - IFlags::COMPRESSED;
+        if plain != flags {
+            let _ = rustix::fs::ioctl_setflags(file, plain);
+        }
+        let _ = rustix::fs::ioctl_setflags(file, plain | IFlags::NOCOW);
     }
 }
 

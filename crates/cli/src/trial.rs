@@ -211,7 +211,12 @@ impl Made<'_> {
             )));
         };
         let led = self.settled.led();
-        let in_git = fork::changes_of(self.path, self.top)?.in_git + led.len() as u64;
+        // An ignored directory that was to be taken counts once, with all worktrees in it.
+        let names_led = match self.args.how.ignored {
+            args::Ignored::Keep => led.len() as u64,
+            args::Ignored::Take => 0,
+        };
+        let in_git = fork::changes_of(self.path, self.top)?.in_git + names_led;
         if committed.left_out > in_git {
             let count = committed.left_out - in_git;
             let why = format!("{count} names that git ignores were left alone");

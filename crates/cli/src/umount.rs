@@ -37,7 +37,7 @@ pub fn run(args: &Umount) -> Outcome {
     let root = match Root::open_dir(&dir) {
         Ok(root) => root,
         Err(e) if is_of_dead_mount(e) => {
-            return detach(&dir, UnmountFlags::FORCE | UnmountFlags::DETACH);
+            return detach_dead(&mount);
         }
         // Root may unmount a mount of another user without a look into it.
         Err(Errno::ACCESS) if rustix::process::geteuid().is_root() => {
@@ -51,7 +51,7 @@ pub fn run(args: &Umount) -> Outcome {
             return Err(Failure::at(&args.dir, "not a Ramet mount"));
         }
         Err(e) if is_of_dead_mount(e) => {
-            return detach(&dir, UnmountFlags::FORCE | UnmountFlags::DETACH);
+            return detach_dead(&mount);
         }
         Err(e) => return Err(Failure::system(&dir, e)),
     };
@@ -89,6 +89,13 @@ pub fn run(args: &Umount) -> Outcome {
         return Err(Failure::at(&mount.volume, format!("unmounted, but {lost}")));
     }
     closed(&mount)
+}
+
+/// Unmounts a mount whose daemon has ended.
+fn detach_dead(mount: &RametMount) -> Outcome {
+    detach(&mount.dir, UnmountFlags::FORCE | UnmountFlags::DETACH)?;
+    utab::leave(mount);
+    Ok(())
 }
 
 /// Unmounts, once the daemon has no process of its own in the mount. `state` is that of before.
@@ -175,6 +182,7 @@ fn unmount_unseen(dir: &Path, mount: &RametMount) -> Outcome {
         return Err(beside::busy(dir, &shown.dir));
     }
     detach(dir, UnmountFlags::empty())?;
+    utab::leave(mount);
     if matches!(mount.volume.try_exists(), Ok(false)) {
         // A snapshot beside the mount of its volume, or a volume that was removed.
         return Ok(());

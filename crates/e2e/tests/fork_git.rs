@@ -323,6 +323,40 @@ fn a_worktree_that_a_try_leaves_alone_keeps_no_fork() {
     desk.end();
 }
 
+/// A directory that git ignores and that is to be taken as a whole stays behind with its worktrees.
+#[test]
+fn a_worktree_in_an_ignored_directory_hides_no_work_that_a_try_leaves_behind() {
+    let desk = Desk::new();
+    let project = desk.at("project");
+    fs::write(desk.at("project/.gitignore"), ".worktrees/\n.env\n").expect("ours");
+    let git = |args: &[&str]| desk.git("project", args);
+    git(&["add", ".gitignore"]);
+    git(&[
+        "-c",
+        "user.name=A",
+        "-c",
+        "user.email=a@e.org",
+        "commit",
+        "-qm",
+        "ignore",
+    ]);
+    for (number, script) in [
+        (1, "echo agent > .worktrees/one/file"),
+        (2, "echo secret > .env"),
+    ] {
+        let tree = [".worktrees/one", ".worktrees/two"][number - 1];
+        git(&["worktree", "add", "-q", tree]);
+        let mut args = vec!["try", "--commit", "--ignored", "take", &project];
+        args.extend(["--", "sh", "-c", script]);
+        let told = said(&desk.ramet(&args));
+        assert!(
+            desk.exists(&format!("project.try-{number}")),
+            "{script}: {told}"
+        );
+    }
+    desk.end();
+}
+
 #[test]
 fn paths_that_lead_out_of_a_repository_are_told() {
     let desk = Desk::new();

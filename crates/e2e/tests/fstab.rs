@@ -396,7 +396,7 @@ fn an_unmount_by_any_name_leaves_no_line_in_the_table_of_libmount() {
     };
     let (volume, dir) = (
         machine.volume("volume.ramet"),
-        machine.bed.path().join("a b"),
+        machine.bed.path().join("a #b"),
     );
     fs::create_dir(&dir).expect("the folder is new");
     let ramet = text(&machine.bed.path().join("ramet"));
@@ -417,6 +417,15 @@ fn an_unmount_by_any_name_leaves_no_line_in_the_table_of_libmount() {
         assert!(!machine.is_mounted(&dir));
         assert_eq!(table(), "", "{unmount:?}");
     }
+    // Of a daemon that was killed, too.
+    machine.ok("mount", &["-t", "ramet", &text(&volume), &at]);
+    let said = machine.ok(&ramet, &["stat", "--json", &at]);
+    let stat: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let pid = stat["pid"].as_i64().expect("the daemon's pid");
+    let pid = rustix::process::Pid::from_raw(pid.try_into().expect("a pid"));
+    ramet_e2e::kill_and_wait(pid.expect("not zero"));
+    machine.ok(&ramet, &["umount", &at]);
+    assert_eq!(table(), "", "of a dead mount");
 }
 
 /// A daemon that is killed leaves no mount, for root and for an ordinary user.

@@ -477,9 +477,9 @@ fn results_for_a_closed_standard_output_are_a_failure() {
     let mount = bed.mount(&[]);
     let dir = mount.root().join("dir");
     fs::create_dir(&dir).expect("there is room");
-    let closed = |args: &[&str]| {
+    let with = |stream: &str, args: &[&str]| {
         let mut command = Command::new("sh");
-        command.args(["-c", "exec \"$@\" >&-", "sh"]);
+        command.args(["-c", &format!("exec \"$@\" {stream}"), "sh"]);
         command.arg(ramet_bin()).args(args).arg(&dir);
         command.output().expect("the command runs")
     };
@@ -491,14 +491,17 @@ fn results_for_a_closed_standard_output_are_a_failure() {
         &["stat", "--json"],
         &["fork", "--json"],
     ] {
-        let out = closed(args);
-        let said = String::from_utf8_lossy(&out.stderr);
-        assert_eq!(said, "ramet: standard output: it is closed\n", "{args:?}");
-        assert_eq!(out.status.code(), Some(1), "{args:?}");
+        // It is closed, or open for reading only.
+        for stream in [">&-", "1</dev/null"] {
+            let out = with(stream, args);
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert_eq!(said, "ramet: standard output: it is closed\n", "{args:?}");
+            assert_eq!(out.status.code(), Some(1), "{args:?}");
+        }
     }
     // A command without a result does not need it.
     for verb in ["sync", "rm"] {
-        let out = closed(&[verb]);
+        let out = with(">&-", &[verb]);
         assert!(out.status.success() && out.stderr.is_empty(), "{out:?}");
     }
     mount.umount();

@@ -293,8 +293,8 @@ fn replay(
         let end = Journal::replay(dev, sb.journal, timeline, start, None, &mut look)?;
         (end, None)
     };
-    // The extents that are pinned are no part of the reserve. On a full host the reserve is room
-    // that an earlier mount took.
+    // Behind the pins: their extents are no part of the reserve. A full host gives none, and the
+    // reserve is then room that an earlier mount took.
     let space = &inner.store.space;
     let _ = space.secure(space.deletion_reserve_bytes());
     let fresh_max = REPLAYED_BUFFERS_MAX * inner.store.shape.memory_bytes as u64;

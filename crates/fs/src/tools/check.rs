@@ -69,7 +69,7 @@ use crate::tools::checked_notes::CheckedNotes;
 use crate::tools::checked_tables::Tables;
 
 /// Memory of a key that the check remembers, beside its bytes; an estimate.
-const REMEMBERED_BYTES: u64 = 256;
+const REMEMBERED_BYTES: u64 = 576;
 
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
