@@ -241,7 +241,8 @@ mod tests {
             let words = text.split(|c: char| !(c.is_alphanumeric() || "-.()".contains(c)));
             // `name(1)` as one word; `.BR name (1)` as two.
             let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
-            let joined = words.windows(2).map(|two| two.concat());
+            let pairs = words.windows(2).filter(|two| two[1].starts_with('('));
+            let joined = pairs.map(|two| two.concat());
             for word in words.iter().map(|word| (*word).to_owned()).chain(joined) {
                 let word = word.trim_end_matches('.');
                 let Some((name, section)) = word.split_once('(') else {
