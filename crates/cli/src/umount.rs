@@ -100,15 +100,7 @@ fn detach_dead(mount: &RametMount) -> Outcome {
 
 /// Unmounts, once the daemon has no process of its own in the mount. `state` is that of before.
 fn unmount(mount: &RametMount, state: &DaemonState) -> Outcome {
-    let was_noted = utab::leave(mount);
-    let unmounted = unmount_served(&mount.dir, state);
-    if was_noted && unmounted.is_err() {
-        utab::enter(mount);
-    }
-    unmounted
-}
-
-fn unmount_served(dir: &Path, state: &DaemonState) -> Outcome {
+    let dir = &mount.dir;
     let attempt = || try_to_detach(dir, UnmountFlags::empty());
     let look = || {
         thread::sleep(PAUSE);
@@ -124,9 +116,12 @@ fn unmount_served(dir: &Path, state: &DaemonState) -> Outcome {
         }
     };
     match until_others_use_it(state.own_processes, attempt, look)? {
-        Ended::Gone => Ok(()),
+        Ended::Gone => {
+            utab::leave(mount);
+            Ok(())
+        }
         Ended::Busy => Err(busy(dir)),
-        Ended::Dead => detach(dir, UnmountFlags::FORCE | UnmountFlags::DETACH),
+        Ended::Dead => detach_dead(mount),
     }
 }
 

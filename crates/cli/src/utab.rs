@@ -19,18 +19,15 @@ pub fn enter(mount: &RametMount) {
     run(command.args(options).arg(&mount.volume).arg(&mount.dir));
 }
 
-/// Removes the line of a mount that is about to be unmounted, or was. Says whether the table had
-/// one.
-pub fn leave(mount: &RametMount) -> bool {
+/// Removes the line of a mount that was unmounted, if there is one.
+pub fn leave(mount: &RametMount) {
     let table = std::fs::read(TABLE).unwrap_or_default();
     let target = [b"TARGET=", &mangled(&mount.dir)[..]].concat();
     let words = |line: &[u8]| line.split(|byte| *byte == b' ').any(|word| word == target);
-    if !geteuid().is_root() || !table.split(|byte| *byte == b'\n').any(words) {
-        return false;
+    if geteuid().is_root() && table.split(|byte| *byte == b'\n').any(words) {
+        let mut command = Command::new("umount");
+        run(command.args(["-i", "--fake", "--"]).arg(&mount.dir));
     }
-    let mut command = Command::new("umount");
-    run(command.args(["-i", "--fake", "--"]).arg(&mount.dir));
-    true
 }
 
 fn run(command: &mut Command) {

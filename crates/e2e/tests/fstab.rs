@@ -117,6 +117,15 @@ impl Machine {
         String::from_utf8_lossy(&out.stdout).into_owned()
     }
 
+    /// Kills the daemon of the mount at `at`, which is of that user.
+    fn kill_daemon(&self, user: Option<u32>, ramet: &str, at: &str) {
+        let said = self.ok_as(user, ramet, &["stat", "--json", at]);
+        let stat: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        let pid = stat["pid"].as_i64().expect("the daemon's pid");
+        let pid = rustix::process::Pid::from_raw(pid.try_into().expect("a pid"));
+        ramet_e2e::kill_and_wait(pid.expect("not zero"));
+    }
+
     /// Type and options of the mount at `dir`.
     fn shown(&self, dir: &Path) -> String {
         self.ok("findmnt", &["-n", "-o", "FSTYPE,OPTIONS", &text(dir)])
@@ -419,11 +428,7 @@ fn an_unmount_by_any_name_leaves_no_line_in_the_table_of_libmount() {
     }
     // Of a daemon that was killed, too.
     machine.ok("mount", &["-t", "ramet", &text(&volume), &at]);
-    let said = machine.ok(&ramet, &["stat", "--json", &at]);
-    let stat: serde_json::Value = serde_json::from_str(&said).expect("JSON");
-    let pid = stat["pid"].as_i64().expect("the daemon's pid");
-    let pid = rustix::process::Pid::from_raw(pid.try_into().expect("a pid"));
-    ramet_e2e::kill_and_wait(pid.expect("not zero"));
+    machine.kill_daemon(None, &ramet, &at);
     machine.ok(&ramet, &["umount", &at]);
     assert_eq!(table(), "", "of a dead mount");
 }
@@ -445,11 +450,7 @@ fn a_mount_that_unmounts_itself_goes_with_its_daemon() {
         let args = ["mount", &text(&volume), &at, "-o", "auto_unmount,noatime"];
         machine.ok_as(user, &ramet, &args);
         machine.ok_as(user, "ls", &[&at]);
-        let said = machine.ok_as(user, &ramet, &["stat", "--json", &at]);
-        let stat: serde_json::Value = serde_json::from_str(&said).expect("JSON");
-        let pid = stat["pid"].as_i64().expect("the daemon's pid");
-        let pid = rustix::process::Pid::from_raw(pid.try_into().expect("a pid"));
-        ramet_e2e::kill_and_wait(pid.expect("not zero"));
+        machine.kill_daemon(user, &ramet, &at);
         let began = std::time::Instant::now();
         while machine.is_mounted(&dir) {
             assert!(began.elapsed().as_secs() < 30, "the mount stays");

@@ -12,7 +12,7 @@ use rustix::mount::UnmountFlags;
 use rustix::process::{Signal, kill_process};
 use serde_json::json;
 
-/// A tmpfs with a limit below a bed, unmounted in every case.
+/// A file system with a limit below a bed, unmounted in every case.
 struct Host(PathBuf);
 
 impl Host {
@@ -22,6 +22,30 @@ impl Host {
         let host = Host(dir);
         host.mount(&format!("size={mib}M"));
         host
+    }
+
+    /// The same as a btrfs on a loop device.
+    fn btrfs(bed: &Bed) -> Host {
+        let (image, dir) = (bed.path().join("btrfs"), bed.path().join("host"));
+        let file = File::create(&image).expect("ours");
+        file.set_len(512 << 20).expect("ours");
+        fs::create_dir(&dir).expect("ours");
+        run_ok("mkfs.btrfs", &["-q".as_ref(), image.as_os_str()]);
+        let args = ["-o", "loop"].map(OsStr::new);
+        run_ok(
+            "mount",
+            &[&args[..], &[image.as_ref(), dir.as_ref()]].concat(),
+        );
+        Host(dir)
+    }
+
+    /// Takes all room that is left.
+    fn fill(&self) {
+        for bytes in [1 << 20, 4096] {
+            let mut file = File::create(self.0.join(format!("{bytes}"))).expect("ours");
+            while file.write_all(&vec![7; bytes]).is_ok() {}
+            let _ = file.sync_all();
+        }
     }
 
     fn resize(&self, mib: u32) {
@@ -170,42 +194,6 @@ fn a_volume_on_a_full_host_goes_on_when_there_is_room_again() {
     bed.fsck();
 }
 
-/// A btrfs on a loop device, unmounted in every case.
-struct Btrfs(PathBuf);
-
-impl Btrfs {
-    fn new(bed: &Bed) -> Btrfs {
-        let (image, dir) = (bed.path().join("btrfs"), bed.path().join("host"));
-        File::create(&image)
-            .expect("ours")
-            .set_len(512 << 20)
-            .expect("ours");
-        fs::create_dir(&dir).expect("ours");
-        run_ok("mkfs.btrfs", &["-q".as_ref(), image.as_os_str()]);
-        let args = ["-o", "loop"].map(OsStr::new);
-        run_ok(
-            "mount",
-            &[&args[..], &[image.as_ref(), dir.as_ref()]].concat(),
-        );
-        Btrfs(dir)
-    }
-
-    /// Takes all room that is left.
-    fn fill(&self) {
-        for bytes in [1 << 20, 4096] {
-            let mut file = File::create(self.0.join(format!("{bytes}"))).expect("ours");
-            while file.write_all(&vec![7; bytes]).is_ok() {}
-            let _ = file.sync_all();
-        }
-    }
-}
-
-impl Drop for Btrfs {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
-    }
-}
-
 /// btrfs copies blocks that are written over, and takes room for that, unless a file says not to.
 #[test]
 fn a_volume_on_a_full_btrfs_removes_and_is_mounted_again() {
@@ -213,7 +201,7 @@ fn a_volume_on_a_full_btrfs_removes_and_is_mounted_again() {
         return;
     }
     let bed = Bed::without_volume();
-    let host = Btrfs::new(&bed);
+    let host = Host::btrfs(&bed);
     // Its files are compressed, and written at other places each time, if nobody says otherwise.
     let dir = host.0.join("compressed");
     fs::create_dir(&dir).expect("ours");
