@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use common::{find, found, make, make_at, names, place, variable, volume};
 use ramet_fs::{
-    Caller, Clash, Error, Favor, Ino, Kind, LeftOut, MergeOptions, MergeParts, Merged, MergedName,
-    NewFork, NewInode, ROOT_INO, RenameMode, SetAttr, SetTime, SetXattr, Time, Volume, merge_fork,
+    Caller, Clash, CloneMode, Error, Favor, Ino, Kind, LeftOut, MergeOptions, MergeParts, Merged,
+    MergedName, NewFork, NewInode, ROOT_INO, RenameMode, SetAttr, SetTime, SetXattr, Time, Volume,
+    merge_fork,
 };
 
 /// All merges of the table are staged if this variable is set.
@@ -451,6 +452,72 @@ fn file_that_the_fork_renames_keeps_its_inode() {
     bed.volume.files().write(open, 4, b" lines", None).unwrap();
     assert_eq!(bed.read("src/d/old"), b"more lines");
     assert!(bed.find("src/log").is_none());
+}
+
+/// A file that had two names is a shared inode for good.
+#[test]
+fn file_that_once_had_two_names_keeps_its_contents_when_the_fork_renames_it() {
+    let large: Vec<u8> = (0..100 << 10).map(|at: u32| (at >> 4) as u8).collect();
+    let bed = Bed::new(|bed| {
+        bed.dir("src/d");
+        for name in ["src/small", "src/large", "src/ours"] {
+            bed.write(name, if name == "src/small" { TEXT } else { &large });
+            bed.setxattr(name, "user.note", b"kept");
+            if name != "src/ours" {
+                bed.link(name, "src/t");
+                bed.remove("src/t");
+            }
+        }
+    });
+    bed.link("src/ours", "src/d/t");
+    bed.remove("src/d/t");
+    let before = ["src/small", "src/large", "src/ours"].map(|name| bed.at(name));
+    bed.rename("fork/small", "fork/d/small");
+    bed.rename("fork/large", "fork/large2");
+    bed.rename("fork/ours", "fork/d/ours");
+    bed.chmod("fork/large2", 0o600);
+    bed.merge();
+    let after = ["src/d/small", "src/large2", "src/d/ours"];
+    assert_eq!(after.map(|name| bed.at(name)), before);
+    for name in after {
+        let bytes = if name == "src/d/small" { TEXT } else { &large };
+        assert!(bed.read(name) == bytes, "{name}");
+        assert_eq!(bed.getxattr(name, "user.note").unwrap(), b"kept");
+        assert_eq!(bed.attr(name).nlink, 1);
+    }
+    assert_eq!(bed.attr("src/large2").perm, 0o600);
+    assert_eq!(names(&bed.volume, bed.at("src")), [&b"d"[..], b"large2"]);
+    bed.rename("src/large2", "src/large");
+    bed.link("src/large", "src/d/large");
+    assert!(bed.read("src/d/large") == large);
+    assert!(bed.volume.controls().check().unwrap().is_empty());
+}
+
+/// The clone root of a shared inode has its contents, so another one gets a copy.
+#[test]
+fn file_that_once_had_two_names_is_renamed_into_another_clone_root() {
+    let large: Vec<u8> = (0..100 << 10).map(|at: u32| (at >> 4) as u8).collect();
+    let bed = Bed::new(|bed| {
+        bed.dir("src/d");
+        let (dir, name) = bed.place("src/root");
+        let trees = bed.volume.trees();
+        let (root, mode) = (Caller::root(), CloneMode::New);
+        trees
+            .clone_entry(&root, bed.at("src/d"), dir, name, mode)
+            .unwrap();
+        bed.write("src/f", &large);
+        bed.link("src/f", "src/t");
+        bed.remove("src/t");
+    });
+    bed.setxattr("src/f", "user.note", b"ours");
+    bed.rename("fork/f", "fork/root/g");
+    bed.chmod("fork/root/g", 0o600);
+    bed.merge();
+    assert!(bed.read("src/root/g") == large);
+    assert_eq!(bed.getxattr("src/root/g", "user.note").unwrap(), b"ours");
+    let attr = bed.attr("src/root/g");
+    assert_eq!((attr.nlink, attr.perm), (1, 0o600));
+    assert!(bed.find("src/f").is_none());
 }
 
 #[test]

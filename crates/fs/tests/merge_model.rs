@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::{make, names, variable, volume};
 use ramet_fs::{
-    Caller, Favor, Ino, Kind, MergeOptions, MergeParts, Merged, NewFork, NewInode, ROOT_INO,
-    RenameMode, SetAttr, SetXattr, Volume, merge_fork,
+    Caller, CloneMode, Favor, Ino, Kind, MergeOptions, MergeParts, Merged, NewFork, NewInode,
+    ROOT_INO, RenameMode, SetAttr, SetXattr, Volume, merge_fork,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -131,6 +131,15 @@ impl At<'_> {
         files.write(ino, 0, content, None).unwrap();
     }
 
+    /// Makes a directory that is a clone root.
+    fn create_root(&self, path: &str, empty: Ino) {
+        let ((dir, name), trees) = (self.place(path), self.volume.trees());
+        let mode = CloneMode::New;
+        trees
+            .clone_entry(&Caller::root(), empty, dir, name, mode)
+            .unwrap();
+    }
+
     fn create(&self, path: &str, node: &Node) {
         let (dir, name) = self.place(path);
         let mut new = NewInode::new(node.kind, u32::from(node.perm));
@@ -147,6 +156,13 @@ impl At<'_> {
         let (dir, name) = self.place(path);
         let trees = self.volume.trees();
         trees.remove_tree(&Caller::root(), dir, name).unwrap();
+    }
+
+    /// Makes a file a shared inode with one name, by way of a second name.
+    fn share(&self, path: &str, second: &str) {
+        let (names, (dir, name)) = (self.volume.names(), self.place(second));
+        names.link(self.find(path), dir, name).unwrap();
+        names.unlink(dir, name).unwrap();
     }
 
     fn rename(&self, from: &str, to: &str) {
@@ -200,6 +216,8 @@ impl At<'_> {
 
 struct Changes<'a> {
     at: At<'a>,
+    /// An empty directory, to be cloned.
+    empty: Ino,
     tree: Tree,
     random: &'a mut StdRng,
     next_id: &'a mut u64,
@@ -254,7 +272,12 @@ impl Changes<'_> {
             uid: 0,
             note: Vec::new(),
         };
-        self.at.create(&path, &node);
+        match kind {
+            Kind::Directory if self.random.random_bool(0.3) => {
+                self.at.create_root(&path, self.empty);
+            }
+            _ => self.at.create(&path, &node),
+        }
         self.tree.insert(path, node);
     }
 
@@ -327,12 +350,20 @@ impl Changes<'_> {
         put(&mut self.tree, moved, &from, &to);
     }
 
+    fn share(&mut self) {
+        let (Some(path), Some(second)) = (self.pick(|node| !is_dir(node)), self.free()) else {
+            return;
+        };
+        self.at.share(&path, &second);
+    }
+
     fn change(&mut self) {
-        match self.random.random_range(0..12) {
+        match self.random.random_range(0..14) {
             0..3 => self.create(),
             3..6 => self.edit(),
             6..8 => self.set(),
             8..10 => self.remove(),
+            10..12 => self.share(),
             _ => self.rename(),
         }
     }
@@ -669,10 +700,12 @@ fn merge(volume: &Volume, tops: (Ino, Ino), favor: Favor, is_staged: bool) -> Me
 fn run_case(volume: &Volume, case: Ino, is_staged: bool, random: &mut StdRng) {
     let mut next_id = 0;
     let src = make(volume, case, "src", Kind::Directory).ino;
+    let empty = make(volume, case, "empty", Kind::Directory).ino;
     let mut changed = |top: Ino, tree: Tree, count: usize, random: &mut StdRng| {
         let at = At { volume, top };
         let mut changes = Changes {
             at,
+            empty,
             tree,
             random,
             next_id: &mut next_id,

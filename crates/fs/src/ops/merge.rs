@@ -35,7 +35,7 @@ use crate::format::record::{
     FLAG_NO_ATIME, FLAG_NO_DUMP, FLAG_SPARSE, FLAG_XATTRS, Kind, Record, S_ISGID, Time,
 };
 use crate::format::slots::{SLOTS_WITHOUT_INDEX, Slot};
-use crate::namespace::inode::{DirPath, Inode};
+use crate::namespace::inode::{DirPath, Inode, Location};
 use crate::namespace::link_counts::count_links;
 use crate::namespace::resolve::Found;
 use crate::namespace::slot_index::indexing;
@@ -53,7 +53,7 @@ use crate::ops::invalidation::Invalidation;
 use crate::ops::merge_staged::{Copied, Keys, StagedMerge, are_same};
 use crate::ops::merge_steps::{Action, Content, KEY_BYTES, Look, MergeParts, MergeStep};
 use crate::ops::removal::Removal;
-use crate::ops::rename::move_slot;
+use crate::ops::rename::{Move, move_slot};
 use crate::ops::staged::Destination;
 use crate::ops::trees::{Trees, Victim, invalidations};
 use crate::ops::xattr::flags_of;
@@ -138,6 +138,8 @@ struct Target<'a> {
     /// The object that is changed.
     changed: Option<Arc<Inode>>,
     source: Option<Arc<Inode>>,
+    /// Slot of the source's name.
+    source_slot: Option<Slot>,
     /// Names of hard links below the source.
     links: Option<LinksBelow>,
 }
@@ -638,7 +640,7 @@ impl<'a> Merging<'a> {
     fn find_all<'p>(
         &self,
         prepared: &'p [Prepared<'p>],
-    ) -> Result<Option<Vec<(&'p Prepared<'p>, Option<Found>, Option<Arc<Inode>>)>>> {
+    ) -> Result<Option<Vec<(&'p Prepared<'p>, Option<Found>, Option<Found>)>>> {
         let mut all = Vec::with_capacity(prepared.len());
         for one in prepared {
             let At { dir, name } = one.place.at();
@@ -651,7 +653,7 @@ impl<'a> Merging<'a> {
             }
             let source = match &one.source {
                 None => None,
-                Some(source) => match self.trees.namespace.find(&source.dir, &source.name)? {
+                Some(Place { dir, name }) => match self.trees.namespace.find_slot(dir, name)? {
                     None => return Ok(None),
                     found => found,
                 },
@@ -665,8 +667,9 @@ impl<'a> Merging<'a> {
         &self,
         prepared: &'p Prepared<'p>,
         found: Option<Found>,
-        source: Option<Arc<Inode>>,
+        source: Option<Found>,
     ) -> Result<Target<'p>> {
+        let (source, source_slot) = source.map(|found| (found.inode, found.slot)).unzip();
         let (mut victim, mut changed) = (None, None);
         match (&prepared.step.action, found) {
             (Action::Change { .. }, Some(found)) => changed = Some(found.inode),
@@ -685,6 +688,7 @@ impl<'a> Merging<'a> {
             victim,
             changed,
             source,
+            source_slot,
             links,
         })
     }
@@ -906,7 +910,7 @@ impl<'a> Merging<'a> {
                     tx.batch.put(keys::block(&blocks, number), block.to_vec());
                 }
             }
-            Content::Fork(_) => copy_data(tx, &record, (&from, few), &to),
+            Content::Fork(_) | Content::Own(_) => copy_data(tx, &record, (&from, few), &to),
         }
         record.mtime = now;
         let kind = record.kind();
@@ -1035,6 +1039,10 @@ impl Target<'_> {
         keys.push(keys::entry(&dir.path, &place.name));
         let is_tree = matches!(self.prepared.step.action, Action::Tree { .. });
         let source = self.source.as_ref().filter(|_| !is_tree);
+        if let (Some(_), Some(place)) = (source, &self.prepared.source) {
+            let dir = topology.dir_path(&place.dir).map_err(gone_is_not_found)?;
+            keys.push(keys::entry(&dir.path, &place.name));
+        }
         let victim = self.victim.as_ref().map(|victim| &victim.inode);
         for inode in [source, victim, self.changed.as_ref()]
             .into_iter()
@@ -1086,7 +1094,8 @@ fn copy_data(
     }
 }
 
-/// Gives the file a new name, as rename(2). Returns the slot that it takes.
+/// Gives the file a new name, as rename(2). Returns the slot that it takes. A shared inode keeps its
+/// place, and its link entry moves.
 fn move_name(
     tx: &mut Transaction<'_>,
     (topology, now): (&Topology, Time),
@@ -1094,6 +1103,28 @@ fn move_name(
 ) -> Result<Option<Slot>> {
     let from = target.prepared.source.as_ref().ok_or(Error::Stale)?.at();
     let to = target.prepared.place.at();
+    let slot = match tx.location(inode) {
+        Location::Shared { .. } => {
+            let slot = target.source_slot.ok_or(Error::Stale)?;
+            let inode = Arc::clone(inode);
+            Move { from, to }.move_link_entry(tx, topology, &Found { inode, slot })?
+        }
+        _ => move_only_name(tx, topology, (inode, few), (from, to))?,
+    };
+    for dir in [from.dir, to.dir] {
+        let record = tx.edit(dir);
+        (record.mtime, record.ctime) = (now, now);
+    }
+    Ok(slot)
+}
+
+/// Moves the name of a file that is no shared inode, with everything of the file.
+fn move_only_name(
+    tx: &mut Transaction<'_>,
+    topology: &Topology,
+    (inode, few): (&Arc<Inode>, Option<Few>),
+    (from, to): (At<'_>, At<'_>),
+) -> Result<Option<Slot>> {
     let path = |at: At<'_>| -> Result<(Bytes, Bytes)> {
         let dir = topology.dir_path(at.dir).map_err(gone_is_not_found)?.path;
         Ok((keys::child(&dir, at.name), keys::entry(&dir, at.name)))
@@ -1103,12 +1134,7 @@ fn move_name(
     move_contents(tx, &record, &from_path, &to_path, few);
     tx.batch.delete(from_entry);
     tx.move_to(inode, to.location());
-    let slot = move_slot(tx, topology, inode, from, to)?;
-    for dir in [from.dir, to.dir] {
-        let record = tx.edit(dir);
-        (record.mtime, record.ctime) = (now, now);
-    }
-    Ok(slot)
+    move_slot(tx, topology, inode, from, to)
 }
 
 /// Whether two states have equal keys with these prefixes.

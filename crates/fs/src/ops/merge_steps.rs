@@ -52,6 +52,9 @@ pub(crate) enum Content {
     Fork(Bytes),
     /// These bytes. All else is of the object at this path of the destination, which goes.
     Text(Bytes, Bytes),
+    /// Those of the object at this path of the destination, which goes. A shared inode cannot get a
+    /// name in another clone root.
+    Own(Bytes),
 }
 
 /// A change of one name.
@@ -106,7 +109,7 @@ impl MergeStep {
             Action::Tree { from } => Some((true, from)),
             Action::File { content, .. } => match content {
                 Content::Fork(from) => Some((true, from)),
-                Content::Text(_, from) => Some((false, from)),
+                Content::Text(_, from) | Content::Own(from) => Some((false, from)),
             },
             Action::Move { from, .. } => Some((false, from)),
             Action::Remove | Action::Change { .. } => None,
@@ -140,7 +143,7 @@ impl MergeStep {
             } => {
                 let text = match content {
                     Content::Text(text, _) => text.len() + text.len() / BLOCK * KEY_BYTES,
-                    Content::Fork(_) => 0,
+                    Content::Fork(_) | Content::Own(_) => 0,
                 };
                 text + attributes.values().map(Bytes::len).sum::<usize>()
             }

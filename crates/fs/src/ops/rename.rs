@@ -68,9 +68,9 @@ impl Moved {
 
 /// The two names of a rename.
 #[derive(Clone, Copy)]
-struct Move<'a> {
-    from: At<'a>,
-    to: At<'a>,
+pub(super) struct Move<'a> {
+    pub(super) from: At<'a>,
+    pub(super) to: At<'a>,
 }
 
 impl Names {
@@ -355,8 +355,11 @@ impl Move<'_> {
         moves.then_some(inode.ino)
     }
 
-    /// Moves the link entry of a shared inode.
-    fn move_link_entry(
+    /// Moves the link entry of a shared inode. Returns the slot that it took in another directory.
+    ///
+    /// # Errors
+    /// `CrossRoot` when the new name is in another clone root.
+    pub(super) fn move_link_entry(
         &self,
         tx: &mut Transaction<'_>,
         topology: &Topology,

@@ -76,6 +76,7 @@ impl MergedName {
             Action::File { content, .. } => match content {
                 Content::Fork(_) => Self::Taken,
                 Content::Text(..) => Self::Text,
+                Content::Own(_) => Self::Renamed,
             },
             Action::Move { .. } => Self::Renamed,
             Action::Remove => Self::Removed,

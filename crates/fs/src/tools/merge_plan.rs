@@ -877,7 +877,7 @@ impl Planning<'_> {
         let content = self.contents((object, from, to), named)?;
         let rdev = match content {
             Some(Content::Fork(_)) => fork.record.rdev,
-            _ => dst.record.rdev,
+            Some(Content::Text(..) | Content::Own(_)) | None => dst.record.rdev,
         };
         let mut look = Look {
             mode,
@@ -896,7 +896,7 @@ impl Planning<'_> {
         let is_forks = match content {
             None => !contents_differ(named[1], named[2])?,
             Some(Content::Fork(_)) => true,
-            Some(Content::Text(..)) => false,
+            Some(Content::Text(..) | Content::Own(_)) => false,
         };
         let is_all_of = |object: &Object| (mode, uid, gid) == ids_of(object);
         let is_one_side = is_own && is_all_of(dst) || is_forks && is_all_of(fork);
@@ -924,12 +924,28 @@ impl Planning<'_> {
         Ok(())
     }
 
+    /// Whether two names of the destination are in one clone root.
+    fn is_one_root(&self, names: [&Bytes; 2]) -> Result<bool> {
+        let [one, two] = names.map(|name| self.three.dst.root_of(name));
+        Ok(one? == two?)
+    }
+
     /// The step of an object that keeps its contents.
     fn change(
         &mut self,
         (from, to, dst): (&Bytes, &Bytes, &Object),
         (look, attributes): (Look, BTreeMap<Bytes, Bytes>),
     ) -> Result<()> {
+        if from != to && dst.is_shared && !self.is_one_root([from, to])? {
+            let content = Content::Own(from.clone());
+            let action = Action::File {
+                content,
+                look,
+                attributes,
+            };
+            self.step(to, action);
+            return Ok(());
+        }
         let ours = attributes_of((&self.three.dst, dst))?;
         let mut changed: BTreeMap<Bytes, Option<Bytes>> = BTreeMap::new();
         for name in ours.keys().filter(|name| !attributes.contains_key(*name)) {
