@@ -520,6 +520,45 @@ fn file_that_once_had_two_names_is_renamed_into_another_clone_root() {
     assert!(bed.find("src/f").is_none());
 }
 
+/// Nobody gave the fork's bytes, or a new owner's file, the capabilities of a program.
+#[test]
+fn capabilities_stay_with_the_contents_and_the_owner_that_had_them() {
+    const NAME: &str = "security.capability";
+    const CAP: &[u8] = &[1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let names = ["bytes", "lines", "owner", "mode", "attribute", "theirs"];
+    let bed = Bed::new(|bed| {
+        for name in names {
+            bed.write(&format!("src/{name}"), TEXT);
+        }
+    });
+    for name in &names[..5] {
+        bed.setxattr(&format!("src/{name}"), NAME, CAP);
+    }
+    bed.write("fork/bytes", b"the fork's");
+    bed.write("fork/lines", &with("one", "1"));
+    bed.write("src/lines", &with("seven", "7"));
+    bed.setxattr("src/lines", NAME, CAP);
+    let set = SetAttr {
+        uid: Some(7),
+        ..SetAttr::default()
+    };
+    bed.set("fork/owner", set);
+    bed.chmod("fork/mode", 0o500);
+    bed.setxattr("fork/attribute", "user.note", b"note");
+    bed.write("fork/theirs", b"the fork's");
+    bed.setxattr("fork/theirs", NAME, CAP);
+    bed.chmod("src/theirs", 0o500);
+    bed.merge();
+    let has = |name| bed.getxattr(&format!("src/{name}"), NAME).is_some();
+    assert_eq!(
+        names.map(has),
+        [false, false, false, true, true, true],
+        "{names:?}"
+    );
+    assert_eq!(bed.read("src/bytes"), b"the fork's");
+    assert_eq!(bed.attr("src/owner").uid, 7);
+}
+
 #[test]
 fn set_ids_come_only_with_owner_and_contents_of_one_side() {
     let bed = Bed::new(|bed| {

@@ -51,7 +51,9 @@ use crate::ops::contents::{FEW_BLOCKS, Few, delete_ranges, few_blocks, move_cont
 use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
 use crate::ops::invalidation::Invalidation;
 use crate::ops::merge_staged::{Copied, Keys, StagedMerge, are_same};
-use crate::ops::merge_steps::{Action, Content, KEY_BYTES, Look, MergeParts, MergeStep};
+use crate::ops::merge_steps::{
+    Action, CAPABILITY, Content, KEY_BYTES, Look, MergeParts, MergeStep,
+};
 use crate::ops::removal::Removal;
 use crate::ops::rename::{Move, move_slot};
 use crate::ops::staged::Destination;
@@ -1159,14 +1161,18 @@ fn add_tree(topology: &Topology, victim: &Victim, ranges: &mut Vec<Bytes>) -> Re
     Ok(())
 }
 
-/// Refuses attributes that the caller may not set or remove.
+/// Refuses attributes that the caller may not set or remove. Capabilities of a file may always go,
+/// as with a write.
 fn may_set_attributes(
     caller: &Caller,
     inode: &Inode,
     attributes: &BTreeMap<Bytes, Option<Bytes>>,
 ) -> Result<()> {
-    let mut names = attributes.keys();
-    match names.all(|name| caller.may_set_xattr(name, inode.kind)) {
+    let may_be = |(name, value): (&Bytes, &Option<Bytes>)| {
+        let takes_rights = value.is_none() && name == CAPABILITY;
+        takes_rights || caller.may_set_xattr(name, inode.kind)
+    };
+    match attributes.iter().all(may_be) {
         true => Ok(()),
         false => Err(Error::NotPermitted),
     }

@@ -33,7 +33,9 @@ use crate::format::keys;
 use crate::format::record::{FLAG_XATTRS, Kind, S_ISGID, S_ISUID};
 use crate::ops::access::Caller;
 use crate::ops::acl::PERMISSION_BITS;
-use crate::ops::merge_steps::{Action, Content, Look, MergeStep, STEP_BYTES, STEPS_MAX};
+use crate::ops::merge_steps::{
+    Action, CAPABILITY, Content, Look, MergeStep, STEP_BYTES, STEPS_MAX,
+};
 use crate::tools::diff::{Change, Difference, Found, Object, Side, diff_sides};
 use crate::tools::merge_text::MergedTexts;
 
@@ -873,7 +875,7 @@ impl Planning<'_> {
         let owner = self.aspect(to, records.map(|r| (r.uid, r.gid)), Clash::Owner)?;
         let (uid, gid) = owner.value();
         let named = [(&three.base, base), (&three.fork, fork), (&three.dst, dst)];
-        let attributes = self.attributes(to, named)?;
+        let mut attributes = self.attributes(to, named)?;
         let content = self.contents((object, from, to), named)?;
         let rdev = match content {
             Some(Content::Fork(_)) => fork.record.rdev,
@@ -903,6 +905,16 @@ impl Planning<'_> {
         if dst.record.kind() != Kind::Directory && !is_one_side {
             // As write(2) and chown(2): nobody said that these contents get these rights.
             look.mode &= !(S_ISUID | S_ISGID);
+        }
+        if let Some(value) = attributes.get(CAPABILITY) {
+            // As write(2) and chown(2). A change of the mode keeps it, as chmod(2).
+            let gave_both = |(side, object): Named<'_>| -> Result<bool> {
+                let is_owner = (object.record.uid, object.record.gid) == (uid, gid);
+                Ok(is_owner && attributes_of((side, object))?.get(CAPABILITY) == Some(value))
+            };
+            if !(is_own && gave_both(named[2])? || is_forks && gave_both(named[1])?) {
+                attributes.remove(CAPABILITY);
+            }
         }
         let is_linked = fork.has_other_names() || dst.has_other_names();
         let content = match content {
