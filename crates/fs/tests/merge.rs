@@ -830,6 +830,36 @@ fn names_that_are_left_out_stay() {
     assert!(bed.find("src/.git").is_none() && bed.find("src/target").is_none());
 }
 
+/// Nobody said that names which are left out go with a directory.
+#[test]
+fn a_directory_with_names_that_are_left_out_is_not_replaced_by_another_kind() {
+    let bed = Bed::new(|bed| {
+        for path in ["src/other", "src/pkg", "src/file"] {
+            bed.dir(path);
+        }
+        bed.write("src/pkg/tracked", TEXT);
+        bed.write("src/pkg/.env", b"secret");
+        bed.write("src/file/.env", b"secret");
+    });
+    for path in ["fork/pkg", "fork/file"] {
+        bed.remove(path);
+    }
+    bed.symlink(("fork", "pkg"), b"other");
+    bed.write("fork/file", b"a file");
+    let options = MergeOptions {
+        left_out: LeftOut {
+            paths: vec![b"pkg/.env".to_vec(), b"file/.env".to_vec()],
+            ..LeftOut::default()
+        },
+        ..MergeOptions::default()
+    };
+    let merged = bed.try_merge(&Caller::root(), &options).unwrap();
+    let told = merged.conflicts.iter();
+    let told: Vec<_> = told.map(|one| (&one.path[..], &one.clash)).collect();
+    assert_eq!(told, [(&b"file"[..], &Clash::Kind), (b"pkg", &Clash::Kind)]);
+    assert_eq!(bed.read("src/pkg/.env"), b"secret");
+}
+
 #[test]
 fn directories_that_are_the_forks_alone_are_not_taken_as_a_whole() {
     let bed = text();

@@ -698,6 +698,7 @@ impl Planning<'_> {
             return self.both_added((object, fork), (to, dst));
         }
         if base.record.kind() != fork.record.kind()
+            && !self.three.has_left_out(&path_of(to))
             && self.is_as_base((object, base), (from, dst))?
         {
             return self.take(object, to);
