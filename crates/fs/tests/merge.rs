@@ -809,6 +809,35 @@ fn a_merge_may_be_refused_or_only_told() {
     assert_eq!(bed.read("src/f"), b"theirs");
 }
 
+/// The base of a fork is older than the fork.
+#[test]
+fn a_fork_in_its_source_is_no_change_of_it() {
+    let bed = text();
+    bed.dir("src/d");
+    let new = NewFork {
+        note: "",
+        has_base: true,
+    };
+    let (root, src, d) = (Caller::root(), bed.at("src"), bed.at("src/d"));
+    let trees = bed.volume.trees();
+    trees.fork(&root, src, (d, b"inside"), new).unwrap();
+    bed.write("src/d/inside/f", b"theirs");
+    let forward = MergeOptions {
+        only_forward: true,
+        ..MergeOptions::default()
+    };
+    let merge = || {
+        let both = (bed.volume.trees(), bed.volume.controls().forks());
+        merge_fork(both, &root, (bed.at("src/d/inside"), src), &forward).unwrap()
+    };
+    bed.write("src/d/inside2", b"ours");
+    assert!(!merge().is_done);
+    bed.remove("src/d/inside2");
+    let merged = merge();
+    assert!(merged.is_done && merged.is_forward, "{merged:?}");
+    assert_eq!(bed.read("src/f"), b"theirs");
+}
+
 #[test]
 fn names_that_are_left_out_stay() {
     let bed = text();

@@ -9,6 +9,7 @@ use ramet_block::Held;
 use crate::error::{Error, Result};
 use crate::format::fork::ForkRecord;
 use crate::format::ino::{Ino, ROOT_INO};
+use crate::format::keys;
 use crate::format::name::RESERVED_NAME;
 use crate::namespace::inode::Inode;
 use crate::ops::access::Caller;
@@ -98,7 +99,7 @@ pub struct Merged {
     pub left_out: u64,
     /// Those of them that are indexes of git.
     pub indexes: u64,
-    /// The destination was as the base of the fork.
+    /// The destination was as the base of the fork, but for the fork in it.
     pub is_forward: bool,
     /// The merge is too large for one batch, and is staged.
     pub is_staged: bool,
@@ -209,6 +210,9 @@ impl Merging<'_> {
         let (base, top) = self.forks.base(&self.record)?;
         let [of_fork, of_dst] = live_sides(self.forks.namespace(), [&self.fork, &self.dst])?;
         let compared = of_dst.snapshot.clone();
+        let below = of_fork.path.strip_prefix(&of_dst.path[..]);
+        let below = below.filter(|_| keys::is_below(&of_fork.path, &of_dst.path));
+        let fork_at = below.map(path_of);
         let three = Three {
             base: Side::of_then(&base, &top),
             fork: of_fork,
@@ -216,6 +220,7 @@ impl Merging<'_> {
             budget: self.forks.budget(),
             favor: self.options.favor,
             left_out: &self.options.left_out,
+            fork_at,
             whole: &self.options.whole,
             caller: self.caller,
             texts: &self.texts,

@@ -146,6 +146,8 @@ pub(crate) struct Three<'a> {
     pub(crate) budget: &'a Arc<Budget>,
     pub(crate) favor: Favor,
     pub(crate) left_out: &'a LeftOut,
+    /// Path of the fork in the destination, if it lies there. The base has not the fork itself.
+    pub(crate) fork_at: Option<Vec<u8>>,
     /// Paths that are left out, but taken as a whole if the fork changed them.
     pub(crate) whole: &'a [Vec<u8>],
     pub(crate) texts: &'a MergedTexts,
@@ -164,7 +166,7 @@ pub(crate) struct MergePlan {
     pub(crate) indexes: u64,
     /// Files whose texts were merged by lines.
     pub(crate) texts: u64,
-    /// The destination is as the base, but for names that are left out.
+    /// The destination is as the base, but for names that are left out and the fork itself.
     pub(crate) is_forward: bool,
 }
 
@@ -300,7 +302,7 @@ impl Three<'_> {
         let ours = by_dst.differences.iter().filter(counts);
         let moved = moves(ours.clone(), &self.base, &self.dst)?;
         let mut is_forward = true;
-        for one in ours {
+        for one in ours.filter(|one| self.fork_at.as_ref() != Some(&one.path)) {
             is_forward &= !self.matters(one, (&self.base, &self.dst))?;
         }
         let theirs = by_fork.differences.iter().filter(counts);
