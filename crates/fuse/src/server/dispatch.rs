@@ -5,6 +5,7 @@
 //! wait, and calls [`Server::sync`], [`Server::ioctl`] and [`Server::after_write_back`] itself.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ramet_fs::{Ino, Kind, SetAttr, Volume};
 use rustix::io::Errno;
@@ -43,6 +44,39 @@ pub(crate) enum AfterWriteBack {
         address: u64,
         shutdown: Arc<Shutdown>,
     },
+}
+
+/// The rest of a request that either a worker or the thread of the request does: the one that
+/// claims it first.
+pub(crate) struct Claimable {
+    rest: AfterWriteBack,
+    is_claimed: AtomicBool,
+}
+
+impl Claimable {
+    /// A rest that is not claimed yet.
+    pub(crate) fn new(rest: AfterWriteBack) -> Self {
+        Self {
+            rest,
+            is_claimed: AtomicBool::new(false),
+        }
+    }
+
+    /// The rest, for the first caller alone.
+    pub(crate) fn claim(&self) -> Option<&AfterWriteBack> {
+        let is_first = !self.is_claimed.swap(true, Ordering::SeqCst);
+        is_first.then_some(&self.rest)
+    }
+
+    /// The file.
+    pub(crate) fn node(&self) -> Ino {
+        self.rest.node()
+    }
+
+    /// Whether the rest waits for pages of the kernel itself.
+    pub(crate) fn waits_again(&self) -> bool {
+        matches!(self.rest, AfterWriteBack::Shutdown { .. })
+    }
 }
 
 impl AfterWriteBack {
@@ -95,7 +129,9 @@ impl AfterWriteBack {
                 );
                 self.answer(&server.files.volume)
             }
-            Self::Protect { .. } | Self::Shutdown { .. } => self.answer(&server.files.volume),
+            Self::Protect { .. } => self.answer(&server.files.volume),
+            // A shutdown waits for pages of many files, and notifies the kernel of all.
+            Self::Shutdown { .. } => Reply::error(Errno::AGAIN),
             Self::Seek {
                 node,
                 offset,

@@ -16,7 +16,7 @@ use super::connection::Connection;
 use super::idle_class::ThreadClass;
 use crate::protocol::{Answer, Body, Form, Header, Reply, Request};
 use crate::server::barrier::Lane;
-use crate::server::dispatch::AfterWriteBack;
+use crate::server::dispatch::{AfterWriteBack, Claimable};
 use crate::server::notices;
 use crate::server::server::Server;
 use crate::transport::dev_fuse::refuse;
@@ -185,14 +185,16 @@ impl Front {
     }
 
     /// Answers a request that goes on once the kernel has written pages back. The write-back may
-    /// wait for this thread.
+    /// wait for this thread, which then does the rest of the request instead of the worker.
     fn after_write_back(&self, rest: AfterWriteBack) -> Reply {
-        let rest = Arc::new(rest);
+        let rest = Arc::new(Claimable::new(rest));
         let (sender, answer) = channel();
         let then = Arc::clone(&rest);
         self.server().after_write_back(rest.node(), move |volume| {
-            // The receiver is gone if the answer comes too late.
-            let _ = sender.send(then.answer(volume));
+            if let Some(rest) = then.claim() {
+                // The receiver is gone where the rest waits for pages.
+                let _ = sender.send(rest.answer(volume));
+            }
         });
         let wait = || loop {
             match answer.recv_timeout(PATIENCE) {
@@ -202,7 +204,12 @@ impl Front {
             }
         };
         let reply = self.connection.waiting(self.number, wait).flatten();
-        reply.unwrap_or_else(|| rest.answer_at_once(self.server()))
+        reply.unwrap_or_else(|| match rest.claim() {
+            Some(rest) => rest.answer_at_once(self.server()),
+            None if rest.waits_again() => Reply::error(Errno::INPROGRESS),
+            // The worker does the rest, which ends by itself. No answer comes after a panic.
+            None => answer.recv().unwrap_or(Reply::error(Errno::IO)),
+        })
     }
 
     fn sync(&self, header: &Header) -> Answer<()> {
@@ -252,7 +259,96 @@ fn put(reply: Reply, payload: &mut [u8]) -> Reply {
 
 #[cfg(test)]
 mod tests {
+    use std::io::PipeReader;
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+    use ramet_block::{Device, MemDevice};
+    use ramet_fs::{
+        FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, SetAttr, SetTime, Time, Volume,
+    };
+
+    use super::super::connection::Queue;
+    use super::super::idle_class::IdleClass;
     use super::*;
+    use crate::cache::notify::Kernel;
+    use crate::server::credentials::Requester;
+
+    /// A thread of a queue that has no other thread, and the notifications of its server. The
+    /// kernel takes none until the reader is dropped.
+    fn lone_front() -> (Front, Arc<Volume>, PipeReader) {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let (held, to_kernel) = io::pipe().unwrap();
+        rustix::io::write(&to_kernel, &vec![0; 1 << 16]).unwrap();
+        let device = to_kernel.try_clone().unwrap().into();
+        let kernel = Kernel::default();
+        kernel.connect(Arc::new(to_kernel.into()));
+        let queue = Queue {
+            threads: AtomicUsize::new(1),
+            waiting: AtomicUsize::new(0),
+        };
+        let connection = Connection {
+            server: Arc::new(Server::new(Arc::clone(&volume), kernel).unwrap()),
+            idle_class: IdleClass::start().unwrap(),
+            device,
+            queues: vec![queue],
+            has_failed: AtomicBool::new(false),
+            abort: Box::new(|| {}),
+        };
+        let form = Form {
+            has_setxattr_ext: true,
+        };
+        (Front::new(Arc::new(connection), 0, form), volume, held)
+    }
+
+    fn file(volume: &Volume) -> Ino {
+        let new = NewInode::new(Kind::Regular, 0o644);
+        volume.names().create(ROOT_INO, b"file", &new).unwrap().ino
+    }
+
+    fn modified_at(secs: i64) -> SetAttr {
+        SetAttr {
+            mtime: Some(SetTime::At(Time { secs, nanos: 0 })),
+            ..SetAttr::default()
+        }
+    }
+
+    #[test]
+    fn a_request_that_is_answered_while_its_queue_is_stuck_is_not_carried_out_again() {
+        let (front, volume, held) = lone_front();
+        let node = file(&volume);
+        let requester = Requester {
+            uid: 0,
+            gid: 0,
+            pid: std::process::id(),
+        };
+        let reply = front.after_write_back(AfterWriteBack::Setattr {
+            node,
+            set: modified_at(100),
+            requester,
+        });
+        assert_ne!(reply, Reply::error(Errno::IO));
+        let attributes = volume.attributes();
+        let modified = || attributes.getattr(node).unwrap().mtime.secs;
+        assert_eq!(modified(), 100);
+        attributes.setattr(node, &modified_at(200), None).unwrap();
+        // The pages are written back now, and the worker ends its job before it ends.
+        drop(held);
+        drop(front);
+        assert_eq!(modified(), 200);
+    }
+
+    #[test]
+    fn a_rest_is_claimed_once() {
+        let seek = AfterWriteBack::Seek {
+            node: ROOT_INO,
+            offset: 0,
+            whence: 3,
+        };
+        let rest = Claimable::new(seek);
+        assert!(rest.claim().is_some() && rest.claim().is_none());
+    }
 
     #[test]
     fn an_answer_lies_behind_its_structure_and_a_long_one_is_an_error() {
