@@ -81,6 +81,8 @@ impl Settled {
         let started = named.spawn({
             let slot = Arc::clone(&slot);
             move || {
+                // The stream may come from a thread that stays on one processor.
+                ramet_sys::run_anywhere();
                 let _turn = turn;
                 let job = slot.lock().take();
                 job.map_or(Ok(()), |job| job())
@@ -124,4 +126,34 @@ fn join(threads: Vec<JoinHandle<Result<()>>>) -> Result<()> {
         result = result.and(ended);
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+    use super::*;
+
+    #[test]
+    fn a_job_runs_where_its_stream_may_not() {
+        let all = sched_getaffinity(None).unwrap();
+        let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu));
+        let mut one = CpuSet::new();
+        one.set(first.unwrap());
+        let (tell, told) = channel();
+        let stream = std::thread::spawn(move || {
+            sched_setaffinity(None, &one).unwrap();
+            let mut settled = Settled::new(&Arc::new(Settlers::new()));
+            let job = move || {
+                tell.send(sched_getaffinity(None).unwrap().count()).unwrap();
+                Ok(())
+            };
+            settled.run(job).unwrap();
+            settled.finish().unwrap();
+        });
+        stream.join().unwrap();
+        assert!(told.recv().unwrap() >= all.count());
+    }
 }

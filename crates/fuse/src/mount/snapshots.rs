@@ -198,6 +198,8 @@ impl SnapshotMounts {
     ) -> io::Result<JoinHandle<()>> {
         let mounts = Arc::clone(self);
         let wait = move || {
+            // The call may be served by a thread that stays on one processor.
+            ramet_sys::run_anywhere();
             let Ok(mounted) = taken.recv() else { return };
             if let Err(error) = mounted.wait() {
                 tracing::debug!(%error, "a mount of a snapshot ended with an error");

@@ -97,8 +97,13 @@ impl ControlSessions {
         if !table.is_watched {
             let shared = Arc::clone(&self.0);
             let thread = std::thread::Builder::new().name("sessions".to_owned());
+            let watch = move || {
+                // The call may be served by a thread that stays on one processor.
+                ramet_sys::run_anywhere();
+                shared.watch();
+            };
             // Without the thread, sessions go when there are too many.
-            table.is_watched = thread.spawn(move || shared.watch()).is_ok();
+            table.is_watched = thread.spawn(watch).is_ok();
         }
         Some(state)
     }

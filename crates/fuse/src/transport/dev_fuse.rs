@@ -124,7 +124,12 @@ impl Readers {
         let start = |number| {
             let reading = Arc::clone(&reading);
             let thread = std::thread::Builder::new().name(format!("reader-{number}"));
-            thread.spawn(move || reading.run())
+            thread.spawn(move || {
+                // A thread of a ring, which stays on one processor, starts the readers of a
+                // snapshot.
+                ramet_sys::run_anywhere();
+                reading.run()
+            })
         };
         (0..threads).map(start).collect::<io::Result<_>>().map(Self)
     }
@@ -303,8 +308,11 @@ pub(crate) fn answer_with(server: Arc<Server>) -> Box<Answering> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
     use super::*;
 
@@ -332,5 +340,34 @@ mod tests {
             assert!(catch_unwind(AssertUnwindSafe(job)).is_err());
         });
         assert_eq!(given_up, Reply::error(Errno::IO).header(unique));
+    }
+    #[test]
+    fn a_reader_runs_where_its_starter_may_not() {
+        let all = sched_getaffinity(None).unwrap();
+        let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu));
+        let mut one = CpuSet::new();
+        one.set(first.unwrap());
+        let (device, mut kernel) = UnixStream::pair().unwrap();
+        let (tell, told) = channel();
+        let answering = move |_: &Header, _: Request<'_>, _: &dyn Fn() -> Later| {
+            tell.send(sched_getaffinity(None).unwrap().count()).unwrap();
+            Some(Reply::done())
+        };
+        let start = move || {
+            sched_setaffinity(None, &one).unwrap();
+            let form = Form {
+                has_setxattr_ext: true,
+            };
+            let device = Arc::new(OwnedFd::from(device));
+            Readers::start(device, form, (1, false), None, Box::new(answering)).unwrap()
+        };
+        let readers = std::thread::spawn(start).join().unwrap();
+        let mut statfs = [0; abi::InHeader::BYTES];
+        statfs[0] = u8::try_from(statfs.len()).unwrap();
+        statfs[4] = u8::try_from(opcode::STATFS).unwrap();
+        kernel.write_all(&statfs).unwrap();
+        assert!(told.recv().unwrap() >= all.count());
+        drop(kernel);
+        readers.join().unwrap_err();
     }
 }
