@@ -638,7 +638,10 @@ mod tests {
 
     /// Mounts with rings of `payload_bytes`, of which the kernel wants a megabyte, while another
     /// thread stats the mount point. Answers the result of `look`.
-    fn mount_with_rings<T>(payload_bytes: usize, look: impl FnOnce(&Mounted, &Path) -> T) -> T {
+    fn mount_with_rings<T>(
+        payload_bytes: usize,
+        look: impl FnOnce(&Mounted, &Path, &Budget) -> T,
+    ) -> T {
         let storage: Arc<dyn Storage> = Arc::new(MemDevice::new(1 << 28));
         Volume::format(&storage, &FormatOptions::default()).unwrap();
         let volume = Volume::open(storage, OpenOptions::default()).unwrap();
@@ -656,7 +659,7 @@ mod tests {
             });
             let wanted = Wanted::Of(payload_bytes);
             mounted.begin(&server, wanted, 0).unwrap();
-            let found = look(&mounted, dir.path());
+            let found = look(&mounted, dir.path(), server.budget());
             looks.store(false, Ordering::SeqCst);
             found
         });
@@ -699,9 +702,16 @@ mod tests {
             println!("this system has no rings: {error}");
             return;
         }
-        let answers = |mounted: &Mounted, dir: &Path| {
+        let answers = |mounted: &Mounted, dir: &Path, budget: &Budget| {
             std::fs::write(dir.join("file"), b"contents").unwrap();
             assert_eq!(std::fs::read(dir.join("file")).unwrap(), b"contents");
+            let readers = if mounted.has_rings() {
+                READERS_BESIDE_RINGS
+            } else {
+                readers(0)
+            };
+            let has_more = budget.used(Use::Requests) > (readers * READ_BYTES) as u64;
+            assert_eq!(has_more, mounted.has_rings(), "memory of rings");
             (mounted.has_rings(), mounted.no_rings().is_some())
         };
         assert_eq!(mount_with_rings(8 << 10, answers), (false, true));

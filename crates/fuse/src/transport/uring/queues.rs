@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use ramet_block::Use;
+use ramet_block::{Held, Use};
 use ramet_sys::FuseRing;
 use rustix::io::Errno;
 
@@ -106,9 +106,6 @@ impl Rings {
                 *QUEUE_THREADS.start()
             }
         };
-        let count: usize = (0..possible.len()).map(threads_of).sum();
-        let bytes = count * (payload_bytes + FuseRing::BYTES);
-        budget.charge(Use::Requests, bytes as u64);
         let queue = |number: usize| Queue {
             threads: AtomicUsize::new(threads_of(number)),
             waiting: AtomicUsize::new(0),
@@ -143,9 +140,11 @@ impl Rings {
     fn spawn(&mut self, entry: (u16, usize), report: Sender<Report>) -> io::Result<()> {
         let (begin, begins) = channel();
         let connection = Arc::clone(&self.connection);
+        let mut memory = Held::new(connection.server.budget(), Use::Requests);
+        memory.set((entry.1 + FuseRing::BYTES) as u64);
         let thread = std::thread::Builder::new()
             .name(format!("ring-{}", entry.0))
-            .spawn(move || run(&connection, entry, report, &begins))?;
+            .spawn(move || run(&connection, entry, memory, (report, &begins)))?;
         self.threads.push(RingThread { begin, thread });
         Ok(())
     }
@@ -252,12 +251,12 @@ fn queue_threads(wanted: usize, most: usize, online: usize) -> usize {
 
 /// The life of a thread of queue `number`. It makes its ring with `payload_bytes` of room,
 /// registers the ring when the form of requests comes, and serves requests. It reports the outcome
-/// of the first two steps.
+/// of the first two steps. The ring takes `memory`, as long as it exists.
 fn run(
     connection: &Arc<Connection>,
     (number, payload_bytes): (u16, usize),
-    report: Sender<Report>,
-    begins: &Receiver<Form>,
+    memory: Held,
+    (report, begins): (Sender<Report>, &Receiver<Form>),
 ) {
     // The receiver lives until it has as many reports as there are threads.
     let tell = |came| drop(report.send(Report { number, came }));
@@ -274,6 +273,7 @@ fn run(
     let lane = connection.server.fences().add_lane(Some(ring.waker()));
     if let Err(error) = ring.register() {
         lane.ends();
+        drop((ring, memory));
         return tell(Err(error));
     }
     tell(Ok(()));
