@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
@@ -13,6 +14,9 @@ const FUSE_MAGIC: i64 = 0x6573_5546;
 /// The type byte of Ramet's own ioctls. No part of the kernel that handles ioctls before FUSE uses
 /// this byte.
 const GROUP: u32 = b'R' as u32;
+
+/// The pause of a call in line.
+const LINE_PAUSE: Duration = Duration::from_millis(20);
 
 /// An ioctl whose number tells how many bytes it transfers.
 struct SizedCall<'a> {
@@ -44,6 +48,10 @@ unsafe impl Ioctl for SizedCall<'_> {
 /// Sends one of Ramet's ioctls to a descriptor on a FUSE mount. `buffer` holds the input, the
 /// output, or both, as the number says.
 ///
+/// A daemon that has no thread to spare for a call that takes long answers `EAGAIN`, and has not
+/// begun the call. The caller then waits in line, as a request waits for the thread of a queue: for
+/// as long as other calls take.
+///
 /// # Errors
 /// `ENOTTY` when `fd` is not on a FUSE mount; otherwise the error of the daemon.
 ///
@@ -59,10 +67,18 @@ pub fn control_ioctl(fd: impl AsFd, number: u32, buffer: &mut [u8]) -> io::Resul
     if rustix::fs::fstatfs(&fd)?.f_type as i64 != FUSE_MAGIC {
         return Err(Errno::NOTTY.into());
     }
-    let call = SizedCall { number, buffer };
-    // SAFETY: the descriptor is on FUSE and the buffer is long enough, as was just checked. So the
-    // call touches nothing but the buffer, see the implementation of `Ioctl` above.
-    Ok(unsafe { rustix::ioctl::ioctl(fd, call) }?)
+    loop {
+        let call = SizedCall {
+            number,
+            buffer: &mut *buffer,
+        };
+        // SAFETY: the descriptor is on FUSE and the buffer is long enough, as was just checked. So
+        // the call touches nothing but the buffer, see the implementation of `Ioctl` above.
+        match unsafe { rustix::ioctl::ioctl(&fd, call) } {
+            Err(Errno::AGAIN) => std::thread::sleep(LINE_PAUSE),
+            done => return Ok(done?),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -76,6 +76,13 @@ pub(crate) enum Pace {
     Structural,
 }
 
+/// Whether an ioctl waits for the device or another process, or reads large trees.
+pub(crate) fn takes_long(number: u32, data: &[u8]) -> bool {
+    let call = Call::decode(number, data).and_then(Result::ok);
+    let pace = call.map(|call| call.pace());
+    matches!(pace, Some(Pace::Waits | Pace::Reads | Pace::Mounts))
+}
+
 impl Call {
     /// The call of an ioctl; `None` for the number of another program's ioctl.
     pub(crate) fn decode(number: u32, bytes: &[u8]) -> Option<Result<Self>> {

@@ -5,7 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use rustix::io::Errno;
+
 use super::idle_class::IdleClass;
+use crate::protocol::Answer;
 use crate::server::server::Server;
 
 /// The state that the threads of all queues share.
@@ -48,6 +51,31 @@ impl Connection {
         let done = catch_unwind(AssertUnwindSafe(work));
         queue.waiting.fetch_sub(1, Ordering::SeqCst);
         done.ok()
+    }
+
+    /// Does `work`, which takes long, as [`Connection::waiting`] does, if another thread of the
+    /// queue is left for its other requests. The only thread of a queue does the work too.
+    ///
+    /// # Errors
+    /// `EAGAIN` if no other thread is left.
+    pub(super) fn waiting_long<T>(
+        &self,
+        number: u16,
+        work: impl FnOnce() -> T,
+    ) -> Answer<Option<T>> {
+        let queue = &self.queues[usize::from(number)];
+        let most = queue
+            .threads
+            .load(Ordering::SeqCst)
+            .saturating_sub(1)
+            .max(1);
+        let more = |waiting| (waiting < most).then_some(waiting + 1);
+        let (set, fetch) = (Ordering::SeqCst, Ordering::SeqCst);
+        let taken = queue.waiting.fetch_update(set, fetch, more);
+        taken.map_err(|_| Errno::AGAIN)?;
+        let done = catch_unwind(AssertUnwindSafe(work));
+        queue.waiting.fetch_sub(1, Ordering::SeqCst);
+        Ok(done.ok())
     }
 
     /// Ends the mount, at most once.

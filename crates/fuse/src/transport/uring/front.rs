@@ -17,6 +17,7 @@ use super::idle_class::ThreadClass;
 use crate::protocol::{Answer, Body, Form, Header, Reply, Request};
 use crate::server::barrier::Lane;
 use crate::server::dispatch::{AfterWriteBack, Claimable};
+use crate::server::ioctl::takes_long;
 use crate::server::notices;
 use crate::server::server::Server;
 use crate::transport::dev_fuse::refuse;
@@ -153,6 +154,8 @@ impl Front {
         &self.connection.server
     }
 
+    /// Serves an ioctl on this thread. One that takes long waits in the program until the queue has
+    /// a thread to spare: the others serve requests meanwhile.
     fn ioctl(&self, header: &Header, call: (u32, &[u8])) -> Answer<Vec<u8>> {
         let work = || {
             let (stale, data) = self.server().ioctl_untold(header, call)?;
@@ -161,9 +164,12 @@ impl Front {
             }
             Ok(data)
         };
-        self.connection
-            .waiting(self.number, work)
-            .unwrap_or(Err(Errno::IO))
+        let done = if takes_long(call.0, call.1) {
+            self.connection.waiting_long(self.number, work)?
+        } else {
+            self.connection.waiting(self.number, work)
+        };
+        done.unwrap_or(Err(Errno::IO))
     }
 
     /// Sends invalidations, and waits until the kernel has them, a queue is stuck or patience ends.
@@ -260,9 +266,10 @@ fn put(reply: Reply, payload: &mut [u8]) -> Reply {
 #[cfg(test)]
 mod tests {
     use std::io::PipeReader;
-    use std::sync::atomic::{AtomicBool, AtomicUsize};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use ramet_block::{Device, MemDevice};
+    use ramet_fs::control::{STAT, SYNC};
     use ramet_fs::{
         FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, SetAttr, SetTime, Time, Volume,
     };
@@ -271,6 +278,7 @@ mod tests {
     use super::super::idle_class::IdleClass;
     use super::*;
     use crate::cache::notify::Kernel;
+    use crate::protocol::abi;
     use crate::server::credentials::Requester;
 
     /// A thread of a queue that has no other thread, and the notifications of its server. The
@@ -337,6 +345,27 @@ mod tests {
         drop(held);
         drop(front);
         assert_eq!(modified(), 200);
+    }
+
+    #[test]
+    fn a_long_call_leaves_a_thread_of_its_queue() {
+        let (front, ..) = lone_front();
+        let mut header = [0; abi::InHeader::BYTES];
+        header[16] = u8::try_from(ROOT_INO.0).unwrap();
+        let root = Header::decode(&header).unwrap();
+        let [queue] = &*front.connection.queues else {
+            panic!("there is one queue")
+        };
+        let sync = || front.ioctl(&root, (SYNC, &[]));
+        assert_eq!(sync(), Ok(Vec::new()), "the queue has one thread alone");
+        queue.threads.store(3, Ordering::SeqCst);
+        for (waiting, answer) in [(1, Ok(Vec::new())), (2, Err(Errno::AGAIN))] {
+            queue.waiting.store(waiting, Ordering::SeqCst);
+            assert_eq!(sync(), answer);
+            let stat = front.ioctl(&root, (STAT, &[]));
+            assert!(stat.is_ok(), "{stat:?}");
+            assert_eq!(queue.waiting.load(Ordering::SeqCst), waiting);
+        }
     }
 
     #[test]
