@@ -87,6 +87,11 @@ impl Tail {
         (offset < end).then_some(Self { offset, end })
     }
 
+    /// Whether `start` lies behind the end of the file, in the page of the tail.
+    pub(crate) fn is_in_its_page(self, start: u64) -> bool {
+        (self.offset..self.end).contains(&start)
+    }
+
     /// Number of its bytes that become contents when the file grows by a write that begins at
     /// `start`.
     pub(crate) fn exposed(self, start: u64) -> usize {
@@ -105,6 +110,8 @@ mod tests {
         let tail = Tail::of(100, 4096).unwrap();
         let exposed = [0, 100, 101, 4096, 9000].map(|start| tail.exposed(start));
         assert_eq!(exposed, [0, 0, 1, 3996, 3996]);
+        let is_in_its_page = [99, 100, 4095, 4096].map(|start| tail.is_in_its_page(start));
+        assert_eq!(is_in_its_page, [false, true, true, false]);
         assert_eq!(Tail::of(8192, 65536).unwrap().exposed(9000), 808);
     }
 

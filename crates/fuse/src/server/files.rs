@@ -150,7 +150,7 @@ impl Files {
         // A write that failed may have been made in part.
         self.cleared(node, *written.as_ref().unwrap_or(&true));
         answer(written)?;
-        self.pages.clear_tail(node, tail, offset);
+        self.pages.clear_tail_of_write(node, tail, offset);
         Ok(())
     }
 

@@ -23,6 +23,10 @@ const THREADS: usize = 2;
 /// program could have mapped.
 const TAIL_PATIENCE: Duration = Duration::from_millis(20);
 
+/// The same for a write that may have locked the page itself. The lock would last as long as the
+/// wait, so the wait is short.
+const OWN_PAGE_PATIENCE: Duration = Duration::from_micros(500);
+
 /// Steps of the clearing of a tail.
 const WAITING: u8 = 0;
 const BEGUN: u8 = 1;
@@ -150,14 +154,34 @@ impl PageCache {
 
     /// The file has grown over its old tail, up to `start`, where the new contents begin. Every
     /// reader sees zeros there before the request is answered.
+    pub(crate) fn clear_tail(&self, node: Ino, tail: Option<Tail>, start: u64) {
+        if let Some(tail) = tail {
+            self.clear(node, (tail.offset, tail.exposed(start)), TAIL_PATIENCE);
+        }
+    }
+
+    /// As [`PageCache::clear_tail`], for a write that begins at `start`. A write through the page
+    /// of the tail holds the lock of the page until it is answered, if the page has no contents. No
+    /// program sees such a page before the kernel reads it.
+    pub(crate) fn clear_tail_of_write(&self, node: Ino, tail: Option<Tail>, start: u64) {
+        let Some(tail) = tail else {
+            return;
+        };
+        let patience = if tail.is_in_its_page(start) {
+            OWN_PAGE_PATIENCE
+        } else {
+            TAIL_PATIENCE
+        };
+        self.clear(node, (tail.offset, tail.exposed(start)), patience);
+    }
+
+    /// Has a worker put zeros into a page, and waits for it: until it begins, and then for
+    /// `patience`, or twice that.
     ///
     /// Zeros that come after the answer would hide contents that were written meanwhile. So a
     /// worker that begins too late has the kernel read the page again instead, and one that ends
     /// too late does so as well.
-    pub(crate) fn clear_tail(&self, node: Ino, tail: Option<Tail>, start: u64) {
-        let Some((tail, bytes)) = tail.map(|tail| (tail, tail.exposed(start))) else {
-            return;
-        };
+    fn clear(&self, node: Ino, (offset, bytes): (u64, usize), patience: Duration) {
         if bytes == 0 {
             return;
         }
@@ -169,25 +193,29 @@ impl PageCache {
             let (step, order) = (worker_step, Ordering::SeqCst);
             let is_in_time = step.compare_exchange(WAITING, BEGUN, order, order).is_ok();
             if is_in_time {
-                kernel.store_zeros(node, tail.offset, bytes);
+                kernel.store_zeros(node, offset, bytes);
             }
             if !is_in_time || step.load(order) == ANSWERED {
-                kernel.drop_page(node, tail.offset);
+                kernel.drop_page(node, offset);
             }
             // The request no longer waits for a page that was locked for long.
             let _ = sender.send(());
         });
-        if cleared.recv_timeout(TAIL_PATIENCE).is_ok() {
-            return;
-        }
-        let order = Ordering::SeqCst;
-        let has_begun = step
-            .compare_exchange(WAITING, ANSWERED, order, order)
-            .is_err();
-        // A worker that has begun ends soon, unless the program of this request holds the page.
-        if has_begun && cleared.recv_timeout(TAIL_PATIENCE).is_err() {
-            step.store(ANSWERED, order);
-            tracing::debug!(?node, "the page at the old end is locked");
+        let (order, begin) = (Ordering::SeqCst, Instant::now());
+        let mut has_begun = false;
+        while cleared.recv_timeout(patience).is_err() {
+            // A worker that has begun ends soon, unless the program of this request holds the page.
+            if has_begun {
+                step.store(ANSWERED, order);
+                tracing::debug!(?node, "the page at the old end is locked");
+                return;
+            }
+            has_begun = step.load(order) == BEGUN;
+            let is_late = !has_begun && begin.elapsed() >= TAIL_PATIENCE;
+            let answers = || step.compare_exchange(WAITING, ANSWERED, order, order);
+            if is_late && answers().is_ok() {
+                return;
+            }
         }
     }
 }
@@ -204,6 +232,8 @@ mod tests {
     /// Codes of notifications.
     const INVAL_INODE: i32 = 2;
     const STORE: i32 = 4;
+    /// Length of a notification about pages, without the bytes that follow it.
+    const NOTIFICATION_BYTES: usize = 40;
 
     fn page_cache() -> (PageCache, PipeReader) {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
@@ -232,6 +262,21 @@ mod tests {
         let (pages, mut notifications) = page_cache();
         pages.clear_tail(ROOT_INO, Tail::of(100, 4096), 9000);
         assert_eq!(next(&mut notifications), STORE);
+    }
+
+    #[test]
+    fn a_write_into_the_page_of_the_tail_does_not_wait_for_its_own_lock() {
+        let (pages, mut notifications) = page_cache();
+        // A pipe that is full holds the worker up, as the lock of the page does.
+        let (tail, full) = (Tail::of(100, 4096), 1 << 16);
+        let to_kernel = pages.kernel.clone();
+        to_kernel.store_zeros(ROOT_INO, 0, full - NOTIFICATION_BYTES);
+        let begin = Instant::now();
+        pages.clear_tail_of_write(ROOT_INO, tail, 200);
+        assert!(begin.elapsed() < TAIL_PATIENCE, "{:?}", begin.elapsed());
+        // The zeros come after the answer, so the page is read again.
+        let codes = [(); 3].map(|()| next(&mut notifications));
+        assert_eq!(codes, [STORE, STORE, INVAL_INODE]);
     }
 
     #[test]
