@@ -14,6 +14,11 @@
 //!   grows over them. So the daemon puts zeros over them before it answers the request that made
 //!   the file grow.
 //!
+//! The kernel drops pages before a program writes past them, and Linux before 6.19 does not do so
+//! again afterwards. A reader may fill a page in between with the contents before the write. So the
+//! daemon has the kernel drop the pages before it answers that write, if any was filled since the
+//! last one.
+//!
 //! The kernel fills a page by READ, by a buffered write(2), or with prefetched contents. A file
 //! without any of these since the kernel came to know it has no page, and needs none of these
 //! steps.
@@ -26,9 +31,18 @@ use ramet_fs::Ino;
 /// Parts of the set, each with a lock of its own.
 const SHARDS: usize = 16;
 
-/// The files of which the kernel has filled pages, and whether it has written any page back.
+/// The files of which the kernel has filled pages.
 #[derive(Default)]
-pub(crate) struct Mapped([Mutex<HashMap<Ino, bool>>; SHARDS]);
+pub(crate) struct Mapped([Mutex<HashMap<Ino, Pages>>; SHARDS]);
+
+/// The pages of a file.
+#[derive(Default)]
+struct Pages {
+    /// Whether the kernel has written any page back.
+    are_written_back: bool,
+    /// Whether the kernel has filled pages since a program last wrote past them.
+    are_filled: bool,
+}
 
 /// Bytes behind the end of a file, up to the end of their page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,19 +52,28 @@ pub(crate) struct Tail {
 }
 
 impl Mapped {
-    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, bool>> {
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Pages>> {
         let at = usize::try_from(ino.0 % SHARDS as u64).expect("the rest of a small divisor");
         &self.0[at]
     }
 
     /// The kernel fills a page of the file.
     pub(crate) fn note(&self, ino: Ino) {
-        self.shard(ino).lock().entry(ino).or_default();
+        self.shard(ino).lock().entry(ino).or_default().are_filled = true;
+    }
+
+    /// A program has written past the pages of the file. Whether the kernel may have filled pages
+    /// with older contents since the last such write.
+    pub(crate) fn note_passed(&self, ino: Ino) -> bool {
+        let mut files = self.shard(ino).lock();
+        let pages = files.get_mut(&ino);
+        pages.is_some_and(|pages| std::mem::take(&mut pages.are_filled))
     }
 
     /// The kernel writes a page of the file back.
     pub(crate) fn note_written_back(&self, ino: Ino) {
-        self.shard(ino).lock().insert(ino, true);
+        let mut files = self.shard(ino).lock();
+        files.entry(ino).or_default().are_written_back = true;
     }
 
     /// The kernel has forgotten the file and its pages.
@@ -74,7 +97,8 @@ impl Mapped {
     /// Whether the kernel has written pages of the file back: a program maps it, and stores into
     /// it.
     pub(crate) fn is_written_back(&self, ino: Ino) -> bool {
-        self.shard(ino).lock().get(&ino) == Some(&true)
+        let files = self.shard(ino).lock();
+        files.get(&ino).is_some_and(|pages| pages.are_written_back)
     }
 }
 
@@ -113,6 +137,18 @@ mod tests {
         let is_in_its_page = [99, 100, 4095, 4096].map(|start| tail.is_in_its_page(start));
         assert_eq!(is_in_its_page, [false, true, true, false]);
         assert_eq!(Tail::of(8192, 65536).unwrap().exposed(9000), 808);
+    }
+
+    #[test]
+    fn pages_are_stale_if_they_were_filled_since_the_last_write_past_them() {
+        let mapped = Mapped::default();
+        assert!(!mapped.note_passed(Ino(17)));
+        mapped.note(Ino(17));
+        assert!(mapped.note_passed(Ino(17)) && !mapped.note_passed(Ino(17)));
+        mapped.note_written_back(Ino(17));
+        assert!(!mapped.note_passed(Ino(17)));
+        mapped.note(Ino(17));
+        assert!(mapped.note_passed(Ino(17)) && mapped.is_written_back(Ino(17)));
     }
 
     #[test]

@@ -76,11 +76,12 @@ impl Kernel {
         }
     }
 
-    /// Has the kernel write back and drop the page of a file at `offset`. Waits as
-    /// [`Kernel::write_back`] does.
-    pub(crate) fn drop_page(&self, ino: Ino, offset: u64) {
+    /// Has the kernel write back and drop the pages of `len` bytes of a file from `offset` on. Waits
+    /// as [`Kernel::write_back`] does.
+    pub(crate) fn drop_pages(&self, ino: Ino, offset: u64, len: usize) {
         let offset = i64::try_from(offset).expect("no file is longer");
-        if let Err(error) = self.send(&Notification::inval_pages(ino, offset, 1), &[]) {
+        let len = i64::try_from(len).expect("memory is shorter");
+        if let Err(error) = self.send(&Notification::inval_pages(ino, offset, len), &[]) {
             tracing::debug!(%error, ?ino, "the kernel has no page to drop");
         }
     }

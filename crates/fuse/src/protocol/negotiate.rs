@@ -188,7 +188,8 @@ impl Agreed {
     ///
     /// Before Linux 6.6 the kernel keeps the pages of a file when a program writes past them, and
     /// other readers would keep their old contents. DIRECT_IO_ALLOW_MMAP came with the same
-    /// changes.
+    /// changes. Later kernels drop them before the write, and the server has those dropped that are
+    /// filled before the write is carried out (`cache/mapped.rs`).
     #[must_use]
     pub fn created_flags(self, flags: u32) -> u32 {
         let access = OFlags::from_bits_retain(flags) & OFlags::RWMODE;

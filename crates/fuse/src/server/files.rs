@@ -149,6 +149,9 @@ impl Files {
         }
         // A write that failed may have been made in part.
         self.cleared(node, *written.as_ref().unwrap_or(&true));
+        if !is_mapped && fh == DIRECT_HANDLE {
+            self.pages.written_past(node, (offset, data.len()));
+        }
         answer(written)?;
         self.pages.clear_tail_of_write(node, tail, offset);
         Ok(())

@@ -175,6 +175,25 @@ impl PageCache {
         self.clear(node, (tail.offset, tail.exposed(start)), patience);
     }
 
+    /// A program has written `len` bytes at `offset`, past the pages of the file. Every reader sees
+    /// them before the request is answered, unless a page is locked for long.
+    pub(crate) fn written_past(&self, node: Ino, (offset, len): (u64, usize)) {
+        if len == 0 || !self.mapped.note_passed(node) {
+            return;
+        }
+        let (sender, dropped) = channel();
+        let kernel = self.kernel.clone();
+        self.workers.run(move || {
+            kernel.drop_pages(node, offset, len);
+            // The request no longer waits for a page that was locked for long.
+            let _ = sender.send(());
+        });
+        // The lock may belong to a reader whose request waits for this thread.
+        if dropped.recv_timeout(TAIL_PATIENCE).is_err() {
+            tracing::debug!(?node, "a page under a write is locked");
+        }
+    }
+
     /// Has a worker put zeros into a page, and waits for it: until it begins, and then for
     /// `patience`, or twice that.
     ///
@@ -196,7 +215,7 @@ impl PageCache {
                 kernel.store_zeros(node, offset, bytes);
             }
             if !is_in_time || step.load(order) == ANSWERED {
-                kernel.drop_page(node, offset);
+                kernel.drop_pages(node, offset, 1);
             }
             // The request no longer waits for a page that was locked for long.
             let _ = sender.send(());
@@ -277,6 +296,19 @@ mod tests {
         // The zeros come after the answer, so the page is read again.
         let codes = [(); 3].map(|()| next(&mut notifications));
         assert_eq!(codes, [STORE, STORE, INVAL_INODE]);
+    }
+
+    #[test]
+    fn pages_that_were_filled_during_a_write_past_them_are_dropped() {
+        let (pages, mut notifications) = page_cache();
+        pages.written_past(ROOT_INO, (0, 50));
+        pages.note_filled(ROOT_INO);
+        pages.written_past(ROOT_INO, (50, 0));
+        pages.written_past(ROOT_INO, (50, 50));
+        pages.written_past(ROOT_INO, (100, 50));
+        drop(pages);
+        assert_eq!(next(&mut notifications), INVAL_INODE);
+        assert_eq!(notifications.read(&mut [0]).unwrap(), 0, "once");
     }
 
     #[test]
