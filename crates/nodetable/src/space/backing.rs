@@ -16,7 +16,9 @@
 //! is kept for the next writes. So the image stays short. The volume does not record which free
 //! extents are backed. A volume that is opened on a full host finds the room that an earlier mount
 //! took, since allocating a backed extent again takes nothing. It looks for that once, by some
-//! thousand calls of the host, and gives up on a host that is slow to refuse.
+//! thousand calls of the host, and gives up on a host that is slow to refuse. The search begins
+//! where the metadata goes on. At the first piece that the host refuses there it turns to the
+//! lowest addresses, where most of the room is that was kept.
 //!
 //! The host is asked for its free space when room is taken, when it runs short, and by the caller
 //! now and then. In between the last answer counts, less the room taken since. This figure is a
@@ -83,9 +85,21 @@ struct Search {
     from: u64,
     step: u64,
     piece: u64,
+    /// The first round begins where the metadata goes on, the second one at the lowest address.
     is_second_round: bool,
     pieces_left: u32,
     began: Instant,
+}
+
+impl Search {
+    /// Goes on at the lowest address, over the whole area. Says whether it does: not a second time.
+    fn begin_second_round(&mut self) -> bool {
+        if self.is_second_round {
+            return false;
+        }
+        (self.is_second_round, self.from, self.began) = (true, 0, Instant::now());
+        true
+    }
 }
 
 impl BackedSpace {
@@ -205,12 +219,13 @@ impl BackedSpace {
                     search.step = step.max(search.piece);
                     continue;
                 }
+                if search.begin_second_round() {
+                    continue;
+                }
                 let is_slow = search.began.elapsed() > SEARCH_MAX;
                 search.pieces_left = if is_slow { 0 } else { search.pieces_left - 1 };
                 search.from = span.end();
-            } else if !std::mem::replace(&mut search.is_second_round, true) {
-                search.from = 0;
-            } else {
+            } else if !search.begin_second_round() {
                 search.pieces_left = 0;
             }
             if search.pieces_left == 0 {
@@ -465,6 +480,22 @@ mod tests {
         let space = space(&device);
         assert!(!space.secure(MIB));
         assert_eq!(space.lock().backed_bytes(), MIB);
+    }
+
+    /// A volume keeps its lowest room. Behind its newest page lies more bare space than is asked for.
+    #[test]
+    fn room_far_below_the_newest_page_is_found_on_a_full_host() {
+        for refuses_after in [Duration::ZERO, Duration::from_millis(300)] {
+            let mut device = Hosted::new(10 * MIB);
+            device.allocate(MIB, 10 * MIB).unwrap();
+            let slow = Arc::get_mut(&mut device).expect("of one owner");
+            slow.refuses_after = refuses_after;
+            let usable = Extent::new(MIB, 16 << 30);
+            let space = BackedSpace::new(device.clone(), usable);
+            space.lock().free_bare(usable);
+            space.lock().resume(4 << 30);
+            assert!(space.secure(8 * MIB), "refusals take {refuses_after:?}");
+        }
     }
 
     #[test]
