@@ -141,3 +141,38 @@ fn an_unreadable_page_of_the_table_costs_checkpoints_until_it_can_be_read() {
         assert!(violations.is_empty(), "{violations:?}");
     }
 }
+
+/// The journal goes on at its front when the volume is idle, and needs a checkpoint for that.
+#[test]
+fn a_checkpoint_of_an_idle_volume_that_fails_leaves_the_journal_its_room() {
+    let device = volume();
+    let tree = open(&device);
+    let idle = || tree.reclaim_space();
+    put(&tree, 0, 2).expect("put");
+    // One checkpoint, after which the pages of most leaves are still to be read.
+    assert!(idle().expect("an idle volume"));
+    let mut batch = Batch::new();
+    batch.delete_range(key(KEYS / 4), Some(key(KEYS / 2)));
+    tree.apply(batch).expect("apply");
+    tree.sync().expect("sync");
+    device.is_bad.store(true, Ordering::Relaxed);
+    for number in 0..20 {
+        let error = idle().expect_err("it needs a page");
+        assert!(error.is_of_a_read(), "{error}");
+        put(&tree, number, 3).expect("the journal has room");
+        tree.sync().expect("the journal has room");
+    }
+    assert_eq!(tree.stats().poisoned, None);
+    let crashed = Arc::new(BadPages {
+        device: device.device.image(),
+        is_bad: AtomicBool::new(false),
+    });
+    device.is_bad.store(false, Ordering::Relaxed);
+    while idle().expect("it can be read again") {}
+    tree.close().expect("close");
+    for tree in [open(&device), open(&crashed)] {
+        assert!((0..20).all(|number| value(&tree, number) == Some(3)));
+        let violations = tree.verify(&mut |_| {}).expect("verify");
+        assert!(violations.is_empty(), "{violations:?}");
+    }
+}

@@ -108,6 +108,8 @@ struct Queue {
     released: u64,
     /// Cuts that were not released yet, with the last sequence number before each.
     cuts: VecDeque<(JournalPos, u64)>,
+    /// The place behind the last frame, when the last cut went on to the front of the region.
+    left_at: Option<JournalPos>,
     appended_seq: Option<u64>,
     /// Written, perhaps not synced: all records up to this sequence number, and frames below this
     /// number.
@@ -214,6 +216,7 @@ impl Journal {
                 next: at,
                 released: at.offset,
                 cuts: VecDeque::new(),
+                left_at: None,
                 appended_seq: None,
                 written_seq: 0,
                 written_frame: at.frame,
@@ -482,7 +485,19 @@ impl Journal {
             return;
         }
         let frame = std::mem::take(&mut queue.open);
-        let len_bytes = padded(frame.covered_bytes());
+        let sealed = Sealed {
+            names_extents: frame.names_extents,
+            at: queue.next,
+            len_bytes: padded(frame.covered_bytes()),
+            last_seq: queue.appended_seq.expect("an open frame holds a record"),
+            frame: Frame::Gathered(frame),
+        };
+        self.enqueue(queue, sealed);
+    }
+
+    /// Gives a frame that is not encoded yet the next place.
+    fn enqueue(&self, queue: &mut Queue, mut sealed: Sealed) {
+        let len_bytes = sealed.len_bytes;
         let mut offset = place(self.region.len, queue.next.offset, len_bytes);
         if self.backing.is_refused()
             && !self.is_backed(offset, offset + len_bytes)
@@ -490,22 +505,13 @@ impl Journal {
         {
             offset = front;
         }
-        let at = JournalPos {
-            offset,
-            frame: queue.next.frame,
-        };
-        let last_seq = queue.appended_seq.expect("an open frame holds a record");
-        queue.sealed.push_back(Sealed {
-            names_extents: frame.names_extents,
-            frame: Frame::Gathered(frame),
-            at,
-            len_bytes,
-            last_seq,
-        });
+        let frame = queue.next.frame;
+        sealed.at = JournalPos { offset, frame };
+        queue.sealed.push_back(sealed);
         queue.sealed_bytes += len_bytes;
         queue.next = JournalPos {
-            offset: at.offset + len_bytes,
-            frame: at.frame + 1,
+            offset: offset + len_bytes,
+            frame: frame + 1,
         };
     }
 
@@ -638,11 +644,39 @@ impl HostRoom<'_> {
         let journal = self.0;
         let mut queue = journal.queue.lock();
         journal.seal(&mut queue);
-        let front = queue.next.offset.next_multiple_of(journal.region.len);
+        let end = queue.next;
+        let front = end.offset.next_multiple_of(journal.region.len);
         if front <= queue.released + journal.region.len {
             queue.next.offset = front;
         }
-        queue.note_cut()
+        let cut = queue.note_cut();
+        queue.left_at = Some(end);
+        cut
+    }
+
+    /// Lets the journal go on where it was before [`HostRoom::cut_at_front`]: the checkpoint failed,
+    /// and the rest of the lap has room. Frames that were sealed since are moved there. Does nothing
+    /// when one of them was handed to the device, or another cut was made since.
+    pub(crate) fn leave_front(&self) {
+        let journal = self.0;
+        let mut queue = journal.queue.lock();
+        let Some(end) = queue.left_at.take() else {
+            return;
+        };
+        let count = usize::try_from(queue.next.frame - end.frame).expect("frames in memory");
+        let Some(first) = queue.sealed.len().checked_sub(count) else {
+            return;
+        };
+        let is_encoded = |sealed: &Sealed| matches!(sealed.frame, Frame::Encoded(_));
+        if end.offset < queue.released || queue.sealed.iter().skip(first).any(is_encoded) {
+            return;
+        }
+        let moved = queue.sealed.split_off(first);
+        queue.sealed_bytes -= moved.iter().map(|sealed| sealed.len_bytes).sum::<u64>();
+        queue.next = end;
+        for sealed in moved {
+            journal.enqueue(&mut queue, sealed);
+        }
     }
 
     /// Gives space that the journal can do without back to the host of a sparse device, if the host
@@ -699,6 +733,7 @@ impl Queue {
         let at = self.next;
         let seq = self.appended_seq.unwrap_or(0);
         self.cuts.push_back((at, seq));
+        self.left_at = None;
         at
     }
 

@@ -94,6 +94,14 @@ impl Records<'_> {
             journal.release(cut);
         }
     }
+
+    /// The checkpoint failed, and nothing of it is durable.
+    fn give_up(&self) {
+        if let Records::Idle(journal) = self {
+            // With all before the front in use, the journal had no room until a checkpoint succeeds.
+            journal.host_room().leave_front();
+        }
+    }
 }
 
 /// Durability of a tree: checkpoints, and syncs of the journal between them.
@@ -321,8 +329,12 @@ impl Checkpointer {
         let mut sb = self.superblock.lock();
         self.failure.check_alive()?;
         self.store.table.space().look_at_host();
-        self.failure
-            .poisoning(|| self.write_after(&mut sb, records, clean))
+        let write = || self.write_after(&mut sb, records, clean);
+        let written = self.failure.poisoning(write);
+        if written.as_ref().is_err_and(Error::lets_writing_go_on) {
+            records.give_up();
+        }
+        written
     }
 
     /// Writes the checkpoint after the one that `sb` names; `sb` becomes the new one.

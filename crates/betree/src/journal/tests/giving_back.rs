@@ -121,3 +121,43 @@ fn an_idle_journal_takes_its_first_parts_only() {
     }
     assert_eq!(dev.taken_bytes(), KEPT_BYTES);
 }
+
+#[test]
+fn a_journal_leaves_its_front_when_the_checkpoint_of_an_idle_volume_fails() {
+    let dev = Sparse::new();
+    let journal = open_on(&dev, JournalPos::default());
+    write(&journal, 1..3);
+    let first = journal.host_room().cut_at_front();
+    journal.release(first);
+    write(&journal, 3..5);
+    let used = journal.used_bytes();
+
+    journal.host_room().cut_at_front();
+    // A frame that was sealed meanwhile has no room at the front.
+    journal.append(5, &[&[7; 100]], false);
+    assert!(matches!(journal.commit(5), Err(Error::NoSpace)));
+    assert!(journal.room_for(100).is_none());
+    journal.host_room().leave_front();
+    assert!(journal.room_for(100).is_some());
+    write(&journal, 6..9);
+    assert!(journal.used_bytes() < used + 4 * MIB);
+    let mut found = Vec::new();
+    let mut note = |seq, _: &[u8]| {
+        found.push(seq);
+        Ok(())
+    };
+    Journal::replay(&*dev, SPREAD, (UUID, EPOCH), first, None, &mut note).unwrap();
+    assert_eq!(found, (3..9).collect::<Vec<u64>>());
+
+    // Nothing was sealed since the cut.
+    journal.host_room().cut_at_front();
+    journal.host_room().leave_front();
+    write(&journal, 9..12);
+
+    // A later cut holds.
+    journal.host_room().cut_at_front();
+    let last = journal.cut();
+    journal.host_room().leave_front();
+    journal.release(last);
+    assert_eq!(journal.used_bytes(), 0);
+}
