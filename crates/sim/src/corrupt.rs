@@ -61,6 +61,11 @@ impl Structure {
     fn is_kept_twice(self) -> bool {
         matches!(self, Self::NodeTable | Self::SpaceMap | Self::Root)
     }
+
+    /// Whether it is a part of a node that is kept once.
+    fn is_of_a_node(self) -> bool {
+        matches!(self, Self::Skeleton | Self::RunIndex | Self::RunBlock)
+    }
 }
 
 /// Kinds of damage.
@@ -429,10 +434,13 @@ impl Victim {
     /// mended by the next checkpoint.
     fn judge(&self, image: SparseDevice, structure: Structure) -> Result<bool, String> {
         let device: Arc<dyn Device> = Arc::new(image);
-        let tree = match Tree::open(device, self.open.clone()) {
+        let tree = match Tree::open(device.clone(), self.open.clone()) {
             Ok(tree) => tree,
             Err(error) if structure.is_kept_twice() => {
                 return Err(format!("it does not open by the other copy: {error}"));
+            }
+            Err(error) if structure.is_of_a_node() && error.is_of_a_read() => {
+                return self.judge_recovery(device).map(|()| true);
             }
             Err(error) => return noticed(&error),
         };
@@ -458,6 +466,27 @@ impl Victim {
         }
         is_detected |= tolerated(tree.close())?;
         Ok(is_detected)
+    }
+
+    /// Opens a volume with a bad node that a replay needs in the state before that record, which must
+    /// be one of its history, and opens it again.
+    pub(crate) fn judge_recovery(&self, device: Arc<dyn Device>) -> Result<(), String> {
+        let open = OpenOptions {
+            accept_loss: true,
+            ..self.open.clone()
+        };
+        let tree = told("open before the loss", Tree::open(device.clone(), open))?;
+        if tree.loss().is_none() {
+            return Err("the loss of records is not told".to_owned());
+        }
+        self.compare(&tree, false)?;
+        tolerated(tree.close())?;
+        drop(tree);
+        let tree = told("open again", Tree::open(device, self.open.clone()))?;
+        if tree.loss().is_some() {
+            return Err("the loss came back".to_owned());
+        }
+        self.compare(&tree, false).map(drop)
     }
 
     /// Opens a volume with a damaged journal in the state before the loss, which must be one of its

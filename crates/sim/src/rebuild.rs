@@ -163,7 +163,7 @@ impl Victim {
         let tree = match Tree::open(as_device.clone(), self.open.clone()) {
             Ok(tree) => tree,
             // A replay may need the lost node.
-            Err(error) if error.is_of_a_read() => return Ok(()),
+            Err(error) if error.is_of_a_read() => return self.judge_recovery(as_device),
             Err(error) => return Err(format!("open: {error}")),
         };
         let is_missed = compare_with(&tree, self.states.last().expect("there is one"))?;

@@ -1,5 +1,7 @@
 //! A sector of a leaf cannot be read any more. The entries of the leaf are lost, and nothing else:
 //! messages for it wait above it, checkpoints and recoveries succeed, and a removal gets rid of it.
+//! Only a record of the journal that needs the leaf ends a recovery: it asks for consent to the loss
+//! of that record and the later ones.
 
 use std::io;
 use std::sync::Arc;
@@ -7,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
+use ramet_betree::{Batch, Error, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::{Codec, Device};
 use ramet_sim::SparseDevice;
 
@@ -78,13 +80,18 @@ fn shape() -> TreeShape {
 }
 
 fn open(device: &Arc<BadSector>, manual: bool) -> Tree {
+    try_open(device, manual, false).expect("open")
+}
+
+fn try_open(device: &Arc<BadSector>, manual: bool, accept_loss: bool) -> Result<Tree, Error> {
     let options = OpenOptions {
         shape: Some(shape()),
         cache_bytes: Some(4 << 20),
         manual,
+        accept_loss,
         ..OpenOptions::default()
     };
-    Tree::open(device.clone(), options).expect("open")
+    Tree::open(device.clone(), options)
 }
 
 fn key(number: usize) -> Bytes {
@@ -99,7 +106,8 @@ fn put(tree: &Tree, numbers: impl Iterator<Item = usize>, value: u8) {
     }
 }
 
-fn survives(bad_at_end: bool, manual: bool) {
+/// A volume of some leaves, closed.
+fn volume() -> Arc<BadSector> {
     let device = BadSector::new(SparseDevice::new(64 << 20), u64::MAX);
     let plain: Arc<dyn Device> = device.clone();
     let format = FormatOptions {
@@ -113,20 +121,24 @@ fn survives(bad_at_end: bool, manual: bool) {
         tree.checkpoint().expect("checkpoint");
     }
     tree.close().expect("close");
-    drop(tree);
+    device
+}
 
-    // The path to a leaf ends there: at its front when it is short, or with one of its blocks.
-    let tree = open(&device, true);
+/// A sector of the leaf of [`LOST`]: the path ends there, at its front when it is short, or with one
+/// of its blocks.
+fn sector_to_lose(device: &Arc<BadSector>, at_end: bool) -> u64 {
+    let tree = open(device, true);
     device.reads.lock().clear();
     assert!(tree.get(&key(LOST)).expect("get").is_some());
     let (addr, len) = *device.reads.lock().last().expect("it was read");
-    drop(tree);
-    let bad = if bad_at_end {
-        addr + len as u64 - 1
-    } else {
-        addr
-    };
-    let device = BadSector::new(device.device.image(), bad - bad % SECTOR_BYTES);
+    let bad = if at_end { addr + len as u64 - 1 } else { addr };
+    bad - bad % SECTOR_BYTES
+}
+
+fn survives(bad_at_end: bool, manual: bool) {
+    let device = volume();
+    let bad = sector_to_lose(&device, bad_at_end);
+    let device = BadSector::new(device.device.image(), bad);
 
     let tree = open(&device, manual);
     tree.get(&key(LOST)).expect_err("it is lost");
@@ -192,4 +204,51 @@ fn a_bad_block_of_a_leaf_takes_nothing_else_with_it() {
             survives(bad_at_end, manual);
         }
     }
+}
+
+/// A clone that is replayed reads its source again, as far as it copies it.
+#[test]
+fn a_clone_in_the_journal_of_a_bad_block_costs_the_changes_from_it_on() {
+    let device = volume();
+    let bad = sector_to_lose(&device, false);
+    let tree = open(&device, true);
+    put(&tree, 1000..1010, 3);
+    let mut batch = Batch::new();
+    batch.clone_range(key(LOST - 2), Some(key(LOST + 2)), 0, "clone ");
+    tree.apply(batch).expect("apply");
+    put(&tree, 1010..1020, 3);
+    tree.sync().expect("sync");
+    let device = BadSector::new(device.device.image(), bad);
+    std::mem::forget(tree);
+
+    let refused = try_open(&device, true, false)
+        .err()
+        .expect("a clone is bad");
+    assert!(refused.is_of_a_read(), "{refused}");
+    let check = |tree: &Tree| {
+        tree.get(&key(LOST)).expect_err("it is lost");
+        assert_eq!(tree.get(b"clone 000307").expect("get"), None);
+        for number in (0..AROUND.start).chain(1000..1020) {
+            let found = tree.get(&key(number)).expect("get");
+            let value = match number {
+                1010.. => None,
+                1000.. => Some(3),
+                _ => Some(1),
+            };
+            assert_eq!(found.map(|value| value[0]), value, "{number}");
+        }
+    };
+    let tree = try_open(&device, true, true).expect("the state before the clone");
+    let loss = tree.loss().expect("changes are lost");
+    assert!(refused.to_string().contains(loss), "{loss}, not {refused}");
+    check(&tree);
+    put(&tree, std::iter::once(2000), 4);
+    tree.sync().expect("sync");
+    let device = BadSector::new(device.device.image(), bad);
+    std::mem::forget(tree);
+    let tree = open(&device, true);
+    assert_eq!(tree.loss(), None);
+    check(&tree);
+    assert!(tree.get(&key(2000)).expect("get").is_some());
+    tree.close().expect("close");
 }

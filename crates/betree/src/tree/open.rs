@@ -317,7 +317,15 @@ fn replay(
     let mut at = sb.journal_start;
     while at.frame < end.frame {
         let next = Some(at.frame + 1);
-        at = Journal::replay(dev, sb.journal, timeline, at, next, &mut apply)?;
+        at = match Journal::replay(dev, sb.journal, timeline, at, next, &mut apply) {
+            Ok(next) => next,
+            // A clone met a bad node. The new epoch holds the earlier records of its frame.
+            Err(error) if options.accept_loss && error.is_of_a_read() => {
+                let (end, loss) = (at, Some(error));
+                return Ok(Replayed { end, records, loss });
+            }
+            Err(error) => return Err(error),
+        };
         if may_write && fresh() > fresh_max {
             match inner.checkpointer.checkpoint_replayed(at) {
                 // The last checkpoint of the recovery may find more.
