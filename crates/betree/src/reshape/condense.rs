@@ -291,14 +291,14 @@ impl<'a> Condenser<'a> {
 
     /// The end of the edges from `at` on that show little together, as far as they tell.
     fn run_end(&self, node: &Skeleton, at: usize) -> usize {
-        let mut sum = 0;
+        let mut sum = 0u64;
         let little = node.edges[at..].iter().take_while(|edge| {
             let told = edge.live_bytes() as u64;
-            sum += if edge.is_above_leaf() {
+            sum = sum.saturating_add(if edge.is_above_leaf() {
                 told
             } else {
                 told / TOLD
-            };
+            });
             sum <= self.shown_max()
         });
         at + little.count()

@@ -169,8 +169,9 @@ impl<'a> SpaceBalance<'a> {
         }
         let whole = self.survey.stored_bytes(&child.node)?;
         // Less than a block is never a gain.
-        let least = child.live_bytes + self.shape.block_bytes as u64;
-        Ok(2 * refs * least <= whole)
+        let block = self.shape.block_bytes as u64;
+        let least = child.live_bytes.saturating_add(block);
+        Ok(least.saturating_mul(2 * refs) <= whole)
     }
 }
 

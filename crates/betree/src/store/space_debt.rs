@@ -96,8 +96,10 @@ impl SpaceDebt {
             return;
         }
         let space = self.table.stats();
-        let waiting: u64 = root.segs.iter().map(|seg| seg.bytes).sum();
-        let alive = root.live_bytes_in(&root.range()) + waiting;
+        let waiting = root.segs.iter().map(|seg| seg.bytes);
+        let waiting = waiting.fold(0, u64::saturating_add);
+        // The live bytes of clones of clones end at the largest number.
+        let alive = root.live_bytes_in(&root.range()).saturating_add(waiting);
         let dead = space.node_bytes.saturating_sub(alive);
         let leaf = self.leaf_bytes;
         if dead <= leaf || dead <= space.node_bytes / 2 {

@@ -586,10 +586,11 @@ mod tests {
 
     use super::*;
     use crate::key::range::KeyRange;
+    use crate::key::translation::Translation;
     use crate::node::buffer::Buffer;
     use crate::node::handle::Kind;
     use crate::node::message::Point;
-    use crate::node::skeleton::Skeleton;
+    use crate::node::skeleton::{Child, Skeleton};
     use crate::reshape::make::NodeMaker;
     use crate::shape::OpenOptions;
     use crate::shape::TreeShape;
@@ -660,6 +661,27 @@ mod tests {
         assert!(asks());
         tree.checkpoint().unwrap();
         assert!(!asks());
+    }
+
+    #[test]
+    fn live_bytes_of_clones_of_clones_end_at_the_largest_number() {
+        let tree = raw_tree(4 << 20);
+        let store = &tree.inner.store;
+        let mut root = Skeleton::empty(1, KeyRange::all());
+        let mut run = Buffer::default();
+        run.add_point(Bytes::from("a"), Point::Put(Bytes::from("1")));
+        NodeMaker::of(store).push_run(&mut root, run);
+        root.edges[0].child = Some(Child {
+            translation: Translation::identity(),
+            node: store
+                .handles
+                .new_skeleton(Skeleton::empty(1, KeyRange::all())),
+            live_bytes: u64::MAX,
+        });
+        assert_eq!(root.live_bytes_in(&root.range()), u64::MAX);
+        store.space_debt.set_due();
+        store.space_debt.look_for_dead(&root);
+        assert!(store.space_debt.outlasts_checkpoint());
     }
 
     #[test]
