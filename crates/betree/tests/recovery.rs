@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use bytes::Bytes;
 use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
-use ramet_block::superblock::{AREA_END, read_superblock};
+use ramet_block::superblock::{AREA_END, SLOTS, go_back, read_copies, read_superblock};
 use ramet_block::{Budget, Device, MemDevice};
 
 const DEVICE_BYTES: u64 = 64 << 20;
@@ -143,4 +143,46 @@ fn a_recovery_that_ends_early_is_gone_on_with() {
     check_contents(&tree);
     assert_eq!(tree.verify(&mut |_| {}).unwrap(), [""; 0]);
     tree.close().unwrap();
+}
+
+/// The next mount after the loss of the newest superblock writes frames where the lost one did.
+#[test]
+fn frames_of_a_lost_epoch_do_not_come_back() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
+    Tree::format(&device, &FormatOptions::default()).unwrap();
+    let open = || {
+        let options = OpenOptions {
+            manual: true,
+            ..OpenOptions::default()
+        };
+        Tree::open(device.clone(), options).unwrap()
+    };
+    let put = |tree: &Tree, key: &'static str, value: &'static str| {
+        let mut batch = Batch::new();
+        batch.put(key, value);
+        tree.apply(batch).unwrap();
+        tree.sync().unwrap();
+    };
+    open().close().unwrap();
+    let tree = open();
+    put(&tree, "a", "lost");
+    put(&tree, "b", "lost");
+    std::mem::forget(tree);
+    let lost = read_superblock(&*device).unwrap();
+    let copies = read_copies(&*device);
+    let is_lost = |slot: &usize| copies[*slot][0].as_ref().is_ok_and(|sb| *sb == lost);
+    let slot = (0..2).find(is_lost).unwrap();
+    for addr in SLOTS[slot] {
+        device.write_at(addr, &[0xaa; 4096]).unwrap();
+    }
+    read_superblock(&*device).expect_err("the newest one is lost");
+    go_back(&*device).unwrap();
+
+    let tree = open();
+    assert_eq!(tree.get(b"a").unwrap(), None);
+    put(&tree, "a", "here");
+    std::mem::forget(tree);
+    let tree = open();
+    assert_eq!(tree.get(b"a").unwrap().unwrap(), "here");
+    assert_eq!(tree.get(b"b").unwrap(), None);
 }

@@ -53,8 +53,9 @@ pub fn go_back(device: &dyn Device) -> Result<Superblock, SuperblockError> {
         chosen => return chosen,
     };
     let (mut sb, _) = left.ok_or(SuperblockError::NotAVolume)?;
-    // Openings that are not known any more have had other numbers.
-    sb.openings = sb.openings.saturating_add(OPENINGS_LOST);
+    // Openings that are not known any more have had other numbers, and other epochs: the next epoch
+    // is no smaller than the number of its opening.
+    sb.openings = sb.openings.max(sb.epoch).saturating_add(OPENINGS_LOST);
     let generation = sb.generation;
     for generation in [generation.saturating_sub(1), generation] {
         sb.generation = generation;
