@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use common::{Mortal, find, image_of};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Caller, CloneMode, Error, FormatOptions, Ino, Invalidation, Kind, NewInode, OpenOptions,
-    ROOT_INO, RenameMode, Volume,
+    Caller, CloneMode, DirEntry, Error, FormatOptions, Ino, Invalidation, Kind, NewInode,
+    OpenOptions, ROOT_INO, RenameMode, Volume,
 };
 
 const LINKS: u32 = 12_000;
@@ -164,6 +164,27 @@ impl Fixture {
     fn keys(&self, prefix: &[u8]) -> usize {
         let end = ramet_betree::successor_of_prefix(prefix);
         self.volume.tree().scan(prefix, end.as_deref()).count()
+    }
+
+    /// Writes a file until the volume is full. Tells its size.
+    fn fill(&self) -> (Ino, u64) {
+        let filler = self.make(ROOT_INO, "filler", Kind::Regular);
+        let (mut at, mut byte) = (0_u64, 1_u64);
+        for len in [256 << 10, 4 << 10] {
+            loop {
+                let block: Vec<u8> = (0..len)
+                    .map(|_| {
+                        byte = byte.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        (byte >> 56) as u8
+                    })
+                    .collect();
+                if self.volume.files().write(filler, at, &block, None).is_err() {
+                    break;
+                }
+                at += len;
+            }
+        }
+        (filler, at)
     }
 
     fn reopen(&mut self) {
@@ -1008,33 +1029,49 @@ fn one_clone_root_that_cannot_be_counted_holds_no_other_up() {
 #[test]
 fn trees_with_many_links_are_removed_from_a_full_volume_and_settled() {
     let mut fixture = Fixture::with(400, manual());
-    let filler = fixture.make(ROOT_INO, "filler", Kind::Regular);
-    let (mut at, mut byte) = (0_u64, 1_u64);
-    for len in [256 << 10, 4 << 10] {
-        loop {
-            let block: Vec<u8> = (0..len)
-                .map(|_| {
-                    byte = byte.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    (byte >> 56) as u8
-                })
-                .collect();
-            if fixture
-                .volume
-                .files()
-                .write(filler, at, &block, None)
-                .is_err()
-            {
-                break;
-            }
-            at += len;
-        }
-    }
+    fixture.fill();
     // A new mount has no generations in reserve.
     fixture.reopen();
     fixture.remove("top", "tree");
     fixture.settle();
     assert_eq!(fixture.nlink("top/store/7"), 1);
     fixture.remove("top", "store");
+    fixture.check();
+}
+
+#[test]
+fn a_reader_that_goes_on_after_a_join_gets_the_files_of_its_names() {
+    let fixture = Fixture::with(SOME, manual());
+    fixture.clone_to("top", "", "c");
+    fixture.settle();
+    let c = fixture.find("c");
+    fixture.make(c, "plain", Kind::Regular);
+    let dir = fixture.find("c/tree");
+    let mut seen = Vec::new();
+    let mut read = |cookie, most| {
+        let (mut last, mut taken) = (cookie, 0);
+        let each = |entry: &DirEntry, attr: &ramet_fs::Attr| {
+            if taken == most {
+                return false;
+            }
+            assert_eq!(entry.ino, attr.ino);
+            seen.push((entry.name.to_vec(), attr.ino));
+            (last, taken) = (entry.cookie, taken + 1);
+            true
+        };
+        let read = fixture.volume.directories().read_plus(dir, cookie, each);
+        read.unwrap();
+        last
+    };
+    let cookie = read(0, 5);
+    assert_eq!(fixture.link("c/plain", "", "y"), 2);
+    read(cookie, u32::MAX);
+    assert_eq!(seen.len(), SOME as usize + 2);
+    for (name, ino) in &seen[2..] {
+        let name = str::from_utf8(name).unwrap();
+        assert_eq!(*ino, fixture.find(&format!("c/tree/{name}")), "{name}");
+        assert_ne!(*ino, fixture.find(&format!("top/tree/{name}")), "{name}");
+    }
     fixture.check();
 }
 

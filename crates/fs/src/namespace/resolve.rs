@@ -622,5 +622,5 @@ pub(crate) struct View {
     /// Evictions of the table before the snapshot was taken.
     pub(crate) seen: u64,
     /// Generation of the topology.
-    generation: u64,
+    pub(crate) generation: u64,
 }

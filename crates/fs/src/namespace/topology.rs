@@ -26,7 +26,8 @@ fn is_kept(above: usize, len: usize) -> bool {
 
 /// Proof that the topology is held.
 pub(crate) struct Topology {
-    /// Counts the transactions that move or remove directories with entries inside.
+    /// Counts the transactions that move or remove directories with entries inside, or that move
+    /// shared inodes to another clone root.
     pub(crate) generation: u64,
 }
 

@@ -7,7 +7,7 @@
 //!
 //! Records lie in the order of names. The entries of a directory without a slot index, which never
 //! had many names, are read whole, and sorted by slot; those that the reader did not take are
-//! remembered until the directory changes (`streams.rs`). In other directories the index tells the
+//! remembered until the directory or the topology changes (`streams.rs`). In other directories the index tells the
 //! names of a *window* of slots, and the entries of a window are read in the order of names.
 //!
 //! A reader of a directory asks once more behind the last entry, to hear that there is none. The
@@ -209,6 +209,7 @@ impl Directories {
             Err(Error::NotFound) => return Ok(()),
             Err(other) => return Err(other),
         };
+        let rest = rest.filter(|rest| rest.generation == view.generation);
         self.times.read_now(dir);
         let (next_slot, has_index) = {
             let record = dir.state.read();
@@ -321,6 +322,7 @@ impl<E: FnMut(&DirEntry, Resolve<'_>) -> Result<bool>> Listing<'_, E> {
         items.sort_unstable_by_key(|item| std::cmp::Reverse(item.slot));
         Ok(Rest {
             changes,
+            generation: self.view.generation,
             seen: self.view.seen,
             items,
         })

@@ -30,6 +30,9 @@ pub(crate) struct Item {
 pub(crate) struct Rest {
     /// Changes of the directory before they were read.
     pub(crate) changes: u64,
+    /// Generation of the topology when they were read. A join gives link entries other numbers, and
+    /// starts a new one.
+    pub(crate) generation: u64,
     /// Evictions of the table before they were read.
     pub(crate) seen: u64,
     /// In the order of slots, the first one last.
@@ -41,6 +44,7 @@ impl Rest {
     pub(crate) fn end(changes: u64) -> Self {
         Self {
             changes,
+            generation: 0,
             seen: 0,
             items: Vec::new(),
         }
