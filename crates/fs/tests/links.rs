@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use common::{Mortal, find, image_of};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Caller, CloneMode, DirEntry, Error, FormatOptions, Ino, Invalidation, Kind, NewInode,
-    OpenOptions, ROOT_INO, RenameMode, Volume,
+    Caller, CloneMode, DirEntry, Error, FileFlags, FormatOptions, Ino, Invalidation, Kind,
+    NewInode, OpenOptions, ROOT_INO, RenameMode, Volume,
 };
 
 const LINKS: u32 = 12_000;
@@ -1073,6 +1073,39 @@ fn a_reader_that_goes_on_after_a_join_gets_the_files_of_its_names() {
         assert_ne!(*ino, fixture.find(&format!("top/tree/{name}")), "{name}");
     }
     fixture.check();
+}
+
+#[test]
+fn a_tree_with_many_links_stays_while_a_file_in_it_is_protected() {
+    let fixture = Fixture::with(SOME, manual());
+    fixture.make(ROOT_INO, "template", Kind::Directory);
+    let (file, template) = (fixture.find("top/store/3"), fixture.find("template"));
+    let immutable = FileFlags {
+        immutable: true,
+        ..FileFlags::default()
+    };
+    let attributes = fixture.volume.attributes();
+    attributes.set_flags(file, immutable).unwrap();
+    let (root, trees) = (Caller::root(), fixture.volume.trees());
+    for (dir, name) in [("", "top"), ("top", "tree"), ("top", "store")] {
+        let (dir, name) = (fixture.find(dir), name.as_bytes());
+        let removed = trees.remove_tree(&root, dir, name);
+        assert!(matches!(removed, Err(Error::NotPermitted)));
+        let replaced = trees.clone_entry(&root, template, dir, name, CloneMode::Replace);
+        assert!(matches!(replaced, Err(Error::NotPermitted)));
+    }
+    fixture.check();
+    // Protected files elsewhere hold no tree up.
+    fixture.clone_to("top", "", "c");
+    fixture.clone_to("c", "top", "more");
+    fixture.remove("", "c");
+    fixture.remove("top", "more");
+    attributes.set_flags(file, FileFlags::default()).unwrap();
+    fixture.remove("top", "tree");
+    fixture.settle();
+    assert_eq!(fixture.nlink("top/store/3"), 1);
+    fixture.remove("", "top");
+    fixture.settle();
 }
 
 /// Invariants that are broken after a copy and a removal, with this fault, before and after the counting.

@@ -161,10 +161,18 @@ impl Protections {
     /// # Errors
     /// `Corrupt`, and those of the tree.
     pub(crate) fn of(&self, inode: &Inode, record: &Record) -> Result<Protection> {
+        self.of_number(inode.ino, record)
+    }
+
+    /// The protection of the inode with this number and record.
+    ///
+    /// # Errors
+    /// `Corrupt`, and those of the tree.
+    pub(crate) fn of_number(&self, ino: Ino, record: &Record) -> Result<Protection> {
         if !record.has(FLAG_PROTECTED) || !self.is_used.load(Ordering::SeqCst) {
             return Ok(Protection::default());
         }
-        let stored = self.tree.get(&keys::protection(inode.ino))?;
+        let stored = self.tree.get(&keys::protection(ino))?;
         stored.map_or(Ok(Protection::default()), |bytes| {
             Protection::decode(&bytes)
         })

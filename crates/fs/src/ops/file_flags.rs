@@ -12,6 +12,7 @@ use crate::namespace::inode::Inode;
 use crate::namespace::protection::{Protection, Protections};
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::attr::Attributes;
+use crate::ops::hard_links::LinksBelow;
 use crate::ops::trees::Victim;
 
 /// Flags that a new inode takes over from its directory.
@@ -139,7 +140,8 @@ impl Protections {
         for shared in victim.links.iter().flat_map(|links| links.inodes()) {
             self.of(shared, tx.get(shared))?.allow_change()?;
         }
-        if self.below(&victim.inode)? > 0 {
+        let has_protected = victim.links.as_ref().is_some_and(LinksBelow::has_protected);
+        if has_protected || self.below(&victim.inode)? > 0 {
             return Err(Error::NotPermitted);
         }
         Ok(())

@@ -12,7 +12,7 @@
 //! So either is one batch of the same size for any number of links. `ops/settle.rs` counts them in
 //! the background, and `namespace/link_counts.rs` whenever somebody asks before.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -23,7 +23,7 @@ use ramet_block::failpoints::{self, Fault};
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::keys;
 use crate::format::note::Note;
-use crate::format::record::{FLAG_XATTRS, Kind, Time};
+use crate::format::record::{Entry, FLAG_PROTECTED, FLAG_XATTRS, Kind, Time};
 use crate::namespace::inode::Inode;
 use crate::namespace::link_counts::{count_links, read_ahead};
 use crate::namespace::notes::link_of;
@@ -58,6 +58,8 @@ pub(crate) enum Below {
     Many {
         /// Number of the note.
         note: u64,
+        /// The names are removed, and one of their files is protected.
+        has_protected: bool,
     },
 }
 
@@ -97,9 +99,13 @@ impl LinksBelow {
                 Use::Removed => namespace.numbers.generation_of_removal()?,
             };
             namespace.unsettled.expect_note();
+            let has_protected = purpose == Use::Removed && has_protected(namespace, &view)?;
             return Ok(Some(Self {
                 root: view.root,
-                below: Below::Many { note },
+                below: Below::Many {
+                    note,
+                    has_protected,
+                },
             }));
         };
         if names.is_empty() {
@@ -130,6 +136,11 @@ impl LinksBelow {
         matches!(self.below, Below::Many { .. })
     }
 
+    /// Whether one of many is protected, so that the directory may not be removed.
+    pub(crate) fn has_protected(&self) -> bool {
+        matches!(self.below, Below::Many { has_protected, .. } if has_protected)
+    }
+
     /// The inodes whose records the operation needs.
     pub(crate) fn inodes(&self) -> impl Iterator<Item = &Arc<Inode>> {
         self.few().iter().map(|shared| &shared.inode)
@@ -153,7 +164,7 @@ impl LinksBelow {
                 let copies = few.iter().map(|shared| Copy::of(tx, shared, &root));
                 Shared::Copies(copies.collect())
             }
-            Below::Many { note } => Shared::All { root, note: *note },
+            Below::Many { note, .. } => Shared::All { root, note: *note },
         };
         let staged = Staged { shared, index };
         if !is_replaced {
@@ -171,7 +182,7 @@ impl LinksBelow {
     /// directory and its names are removed.
     pub(crate) fn put_removed(&self, batch: &mut Batch, (root, path): (&Bytes, &Bytes), now: Time) {
         let index = keys::links_below(root, path);
-        if let Below::Many { note } = self.below {
+        if let Below::Many { note, .. } = self.below {
             let removed = keys::removed_links(root, note);
             batch.clone_prefix(index.clone(), removed);
             if !failpoints::is_on(Fault::RemovedLinksForgotten) {
@@ -206,6 +217,37 @@ fn few_names(view: &View, len_max: usize) -> Result<Option<BTreeMap<u64, u32>>> 
         *names.entry(link_of(scan.value())?).or_default() += 1;
     }
     Ok(Some(names))
+}
+
+/// Whether a file with names below the view's directory is protected. The names are read only if
+/// some file below the clone root is.
+fn has_protected(namespace: &Namespace, view: &View) -> Result<bool> {
+    let protections = &namespace.protections;
+    if protections.below(&view.root)? == 0 {
+        return Ok(false);
+    }
+    let lo = keys::links_below(&view.root_path.path, &view.dir.path);
+    let hi = successor_of_prefix(&lo);
+    let mut scan = view.snapshot.scan(&lo, hi.as_deref());
+    let mut links = BTreeSet::new();
+    while scan.advance()? {
+        links.insert(link_of(scan.value())?);
+    }
+    for link in links {
+        let key = keys::shared_record(&keys::shared_inode(&view.root_path.path, link));
+        let Some(value) = view.snapshot.get(&key)? else {
+            continue;
+        };
+        if let Entry::Inode(record) = Entry::decode(&value)?
+            && record.has(FLAG_PROTECTED)
+        {
+            let ino = namespace.numbers.identity(&view.root, &record)?.ino;
+            if protections.of_number(ino, &record)?.is_any() {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// Does the slow part of a clone or removal of a directory with many hard links below, as
