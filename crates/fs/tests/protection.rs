@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{make, open, volume};
+use common::{find, make, open, volume};
 use ramet_fs::{
     Caller, CloneMode, Error, FileFlags, Ino, Kind, NewInode, ROOT_INO, RenameMode, SetAttr,
     SetTime, SetXattr, Volume,
@@ -272,6 +272,33 @@ fn protected_file_with_several_names_keeps_them_all() {
     set(&volume, file, NONE);
     remove(&volume, ROOT_INO, b"a").unwrap();
     remove(&volume, ROOT_INO, b"b").unwrap();
+    assert_eq!(volume.controls().check().unwrap(), []);
+}
+
+#[test]
+fn protected_files_of_a_clone_root_that_is_joined_count_there_no_more() {
+    let (_, volume) = volume();
+    let [template, above] =
+        ["template", "above"].map(|name| make(&volume, ROOT_INO, name, Kind::Directory).ino);
+    for [name, other] in [["f", "g"], ["k", "l"]] {
+        let file = make(&volume, template, name, Kind::Regular).ino;
+        let linked = volume.names().link(file, template, other.as_bytes());
+        linked.unwrap();
+    }
+    make(&volume, template, "plain", Kind::Regular);
+    clone(&volume, template, above, b"root", CloneMode::New).unwrap();
+    let file = find(&volume, "above/root/f");
+    set(&volume, file, IMMUTABLE);
+    // A link from one clone root to the other joins them.
+    let plain = find(&volume, "above/root/plain");
+    volume.names().link(plain, ROOT_INO, b"y").unwrap();
+    assert_eq!(volume.controls().check().unwrap(), []);
+    refused(volume.names().unlink(find(&volume, "above/root"), b"f"));
+    refused(remove(&volume, above, b"root"));
+    refused(remove(&volume, ROOT_INO, b"above"));
+    set(&volume, file, NONE);
+    remove(&volume, above, b"root").unwrap();
+    remove(&volume, ROOT_INO, b"above").unwrap();
     assert_eq!(volume.controls().check().unwrap(), []);
 }
 

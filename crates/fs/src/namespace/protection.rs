@@ -15,9 +15,10 @@
 //! [`FLAG_PROTECTED`] in a record says that the table may have an entry. Copies have the flag
 //! without an entry. An inode without the flag costs no lookup.
 //!
-//! The names of a protected inode stay, and only directories above it move. A change of protection
-//! holds the topology for reading and the lock of the counts; a move of a directory holds the
-//! topology for writing. So the counts change one after the other.
+//! The names of a protected inode stay, and only directories above it move. A shared inode counts
+//! for its clone root and the directories above that, so a join of clone roots changes counts. A
+//! change of protection holds the topology for reading and the lock of the counts; a move of a
+//! directory and a join hold the topology for writing. So the counts change one after the other.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -243,6 +244,34 @@ impl Protections {
                 counts.add(&topology.directories_above(dir)?, change);
             }
         }
+        self.put_counts(tx, counts)
+    }
+
+    /// Takes protected shared inodes out of the counts of their clone root `inner`, and of the
+    /// directories above that are below `outer`, to which they move. Their states are locked, and
+    /// the topology is held for writing.
+    ///
+    /// # Errors
+    /// `Corrupt`, and those of the tree.
+    pub(crate) fn join<'a>(
+        &self,
+        tx: &mut Transaction<'_>,
+        topology: &Topology,
+        (inner, outer): (&Arc<Inode>, &Arc<Inode>),
+        moved: impl Iterator<Item = &'a Arc<Inode>>,
+    ) -> Result<()> {
+        let mut count = 0;
+        for inode in moved {
+            count += i64::from(self.of(inode, tx.get(inode))?.is_any());
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let above = topology.directories_above(inner)?.into_iter();
+        let mut left = vec![inner.ino];
+        left.extend(above.take_while(|&dir| dir != outer.ino));
+        let mut counts = Counts::default();
+        counts.add(&left, -count);
         self.put_counts(tx, counts)
     }
 

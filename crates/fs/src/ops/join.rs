@@ -228,6 +228,9 @@ impl Joins {
         let paths = [root, outer].map(|dir| topology.dir_path(dir).map_err(gone_is_not_found));
         let [from, to] = paths;
         let paths = (&from?.path, &to?.path);
+        let shared = part.iter().map(|one| &one.inode);
+        let protections = &self.namespace.protections;
+        protections.join(&mut tx, &topology, (root, outer), shared)?;
         for one in part {
             one.put(&mut tx, (root, outer), paths, counted);
         }
@@ -248,6 +251,9 @@ impl Joins {
         let paths = [root, outer].map(|dir| topology.dir_path(dir).map_err(gone_is_not_found));
         let [from, to] = paths;
         let paths = (&from?.path, &to?.path);
+        let shared = moving.iter().map(|one| &one.inode);
+        let protections = &namespace.protections;
+        protections.join(&mut tx, &topology, (root, outer), shared)?;
         for one in moving {
             one.put(&mut tx, (root, outer), paths, counted);
         }
