@@ -329,6 +329,39 @@ fn a_new_directory_of_many_short_lived_files_without_names_shows_small_numbers()
 }
 
 #[test]
+fn numbers_of_inodes_that_moved_come_back_without_a_new_mount() {
+    let (_, volume) = volume_of(64 << 20);
+    let [a, b] = ["a", "b"].map(|name| make(&volume, ROOT_INO, name, Kind::Directory).ino);
+    // Pins, by number and by directory, and those that went.
+    let kept = || {
+        [4, 5, 7].map(|kind| {
+            let [from, to] = [kind, kind + 1].map(|kind| [1, 0, 12, kind]);
+            volume.tree().scan(&from, Some(&to)).count()
+        })
+    };
+    let names = volume.names();
+    for _ in 0..40 {
+        let dir = make(&volume, a, "x", Kind::Directory).ino;
+        rename(&volume, (a, "x"), (b, "x"));
+        names.rmdir(b, b"x").unwrap();
+        volume.forget(dir, 1);
+        volume.sync_all().unwrap();
+    }
+    assert!(kept().iter().all(|&len| len <= 2), "{:?}", kept());
+    for _ in 0..40 {
+        let tree = make(&volume, b, "t", Kind::Directory).ino;
+        let file = make(&volume, tree, "x", Kind::Regular).ino;
+        names.link(file, tree, b"y").unwrap();
+        remove(&volume, b, "t");
+        volume.forget(file, 2);
+        volume.forget(tree, 1);
+        volume.sync_all().unwrap();
+    }
+    assert!(kept().iter().all(|&len| len <= 2), "{:?}", kept());
+    check(&volume);
+}
+
+#[test]
 fn a_volume_that_takes_no_changes_shows_numbers_of_its_own() {
     let (device, volume) = volume();
     let tree = make(&volume, ROOT_INO, "tree", Kind::Directory).ino;

@@ -235,13 +235,17 @@ impl Victim {
         }
     }
 
-    /// The entries of the queue of gone numbers that its removal makes.
-    pub(crate) fn gone(&self, tx: &Transaction<'_>) -> [Option<NumberKey>; 2] {
+    /// The entries of the queue of gone numbers that its removal makes: its own, and those of the
+    /// files with several names that go with it.
+    pub(crate) fn gone(&self, tx: &Transaction<'_>) -> Vec<Option<NumberKey>> {
         let is_dir = self.inode.is_dir();
         let dead = is_dir.then(|| NumberKey::Dead(self.inode.identity()));
-        let unpinned = tx.get(&self.inode).pin;
-        let unpinned = unpinned.map(|pin| NumberKey::Unpinned(pin.identity.ino));
-        [dead, unpinned]
+        let shared = self.links.iter().flat_map(LinksBelow::inodes);
+        let unpinned = shared.chain([&self.inode]).map(|inode| {
+            let pin = tx.get(inode).pin;
+            pin.map(|pin| NumberKey::Unpinned(pin.identity.ino))
+        });
+        unpinned.chain([dead]).collect()
     }
 
     /// Tells the clone root above that it has a note about the links below the victim, if it has.

@@ -93,6 +93,11 @@ impl Names {
                 tx.apply(&topology, &self.namespace.tree)?;
             }
             self.numbers.note_gone(NumberKey::Dead(victim.identity()));
+            let pinned = victim.state.read().pin;
+            if let Some(pin) = pinned {
+                self.numbers
+                    .note_gone(NumberKey::Unpinned(pin.identity.ino));
+            }
             if let Some(names) = names.iter_mut().find(|names| names.are_of(&dir)) {
                 names.took_entry(victim.is_deleted());
             }
