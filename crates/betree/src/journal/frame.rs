@@ -187,7 +187,18 @@ pub(super) struct FrameBuilder {
     pub(super) names_extents: bool,
 }
 
+/// Most bytes that a new frame takes room for ahead.
+const AHEAD_BYTES_MAX: usize = 64 << 10;
+
 impl FrameBuilder {
+    /// An empty frame with room for the bytes of the one before, so that it seldom grows.
+    pub(super) fn behind(before: &Self) -> Self {
+        Self {
+            bytes: Writer::with_capacity(before.bytes.len().min(AHEAD_BYTES_MAX)),
+            ..Self::default()
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.record_count == 0
     }

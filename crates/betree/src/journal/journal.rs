@@ -484,7 +484,8 @@ impl Journal {
         if queue.open.is_empty() {
             return;
         }
-        let frame = std::mem::take(&mut queue.open);
+        let next = FrameBuilder::behind(&queue.open);
+        let frame = std::mem::replace(&mut queue.open, next);
         let sealed = Sealed {
             names_extents: frame.names_extents,
             at: queue.next,

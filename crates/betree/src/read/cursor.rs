@@ -28,13 +28,17 @@ pub(crate) const AHEAD_MAX: usize = 63;
 /// Most blocks beyond its range that a cursor reads for the cursors that follow it, when many
 /// blocks before its range are in the cache.
 const BEYOND_MAX: usize = 2 * AHEAD_MAX + 1;
-/// Points taken at a time from a run in memory.
-const PAGE_POINTS: usize = 64;
+/// Points taken at a time from a run in memory: few at first, since many scans only ask whether there
+/// is a key, and each time twice as many.
+const PAGE_POINTS_MIN: usize = 4;
+const PAGE_POINTS_MAX: usize = 64;
 
 #[derive(Debug)]
 struct MemSource {
     run: Arc<Buffer>,
     page: Vec<(Bytes, Point)>,
+    /// Most points of the next page.
+    next_points: usize,
     /// The range still to come; `None` at the end.
     left: Option<KeyRange>,
 }
@@ -103,6 +107,7 @@ impl MappedCursor {
             RunView::Mem(run) => Source::Mem(MemSource {
                 run: run.clone(),
                 page: Vec::new(),
+                next_points: PAGE_POINTS_MIN,
                 left: (!inside.is_empty()).then_some(inside),
             }),
             RunView::Disk(run) => Source::Disk(DiskSource {
@@ -263,11 +268,13 @@ impl MappedCursor {
                 let Some(range) = mem.left.take() else {
                     return Ok(false);
                 };
-                let points = mem.run.points_in(&range).take(PAGE_POINTS);
+                let most = mem.next_points;
+                mem.next_points = (2 * most).min(PAGE_POINTS_MAX);
+                let points = mem.run.points_in(&range).take(most);
                 mem.page.extend(points.map(|(k, p)| (k.clone(), p.clone())));
                 self.end = mem.page.len();
                 if let Some((last, _)) = mem.page.last()
-                    && self.end == PAGE_POINTS
+                    && self.end == most
                 {
                     // The least key above `last` is `last` followed by a zero byte.
                     let lo = Bytes::from([&last[..], &[0]].concat());

@@ -88,7 +88,7 @@ impl Namespace {
 
     fn is_over(&self) -> bool {
         let budget = self.tree.budget();
-        let all = self.told.tell(self.table.memory_bytes());
+        let all = self.told.tell_step(self.table.memory_bytes());
         all > budget.part(INODES_PART) && self.table.memory_bytes() > budget.part(LEAST_PART)
     }
 
@@ -100,7 +100,7 @@ impl Namespace {
     /// Makes some inodes compact if there are many that are not, the more the more there are.
     /// Answers their number.
     pub(crate) fn compact_inodes(&self) -> usize {
-        self.told.tell(self.table.memory_bytes());
+        self.told.tell_step(self.table.memory_bytes());
         let excess = self.excess();
         if excess == 0 || !self.compaction.is_due() {
             return 0;
