@@ -547,7 +547,9 @@ impl<D: Destination> Receiver<D> {
                 None => return Err(ReceiveError::Order("no current object")),
             },
         };
-        self.check_kind(item)?;
+        if !self.takes(item)? {
+            return Ok(());
+        }
         let done = match *item {
             StreamItem::Make { object, .. } => self.to.make(&near, object),
             StreamItem::Link { first, .. } => self.to.link(&near, &here(first)),
@@ -591,12 +593,13 @@ impl<D: Destination> Receiver<D> {
         Ok(())
     }
 
-    /// Refuses contents of an object that has none: the bytes would go to a device.
-    fn check_kind(&mut self, item: &StreamItem<'_>) -> Received {
+    /// Refuses contents of an object that has none: the bytes would go to a device. Answers whether
+    /// the object takes the item: streams of version 0.1 may have flags of objects that take none.
+    fn takes(&mut self, item: &StreamItem<'_>) -> Received<bool> {
         let is_of_files = match item {
             StreamItem::Data { .. } | StreamItem::Hole { .. } | StreamItem::Size(_) => true,
             StreamItem::Flags(_) => false,
-            _ => return Ok(()),
+            _ => return Ok(true),
         };
         let Some(current) = &mut self.current else {
             return Err(ReceiveError::Order("no current object"));
@@ -607,10 +610,10 @@ impl<D: Destination> Receiver<D> {
         };
         current.kind = kind.as_ref().ok().copied();
         match kind {
-            Ok(Kind::Regular) => Ok(()),
-            Ok(Kind::Directory) if !is_of_files => Ok(()),
+            Ok(Kind::Regular) => Ok(true),
+            Ok(Kind::Directory) if !is_of_files => Ok(true),
             Ok(_) if is_of_files => Err(ReceiveError::Order("contents of an object without any")),
-            Ok(_) => Err(ReceiveError::Order("flags of an object without any")),
+            Ok(_) => Ok(false),
             Err(error) => {
                 let path = current.path.clone();
                 Err(self.place_of(&path, error))

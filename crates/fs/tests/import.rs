@@ -652,6 +652,11 @@ fn misplaced() -> Vec<(Vec<ImportItem<'static>>, &'static str)> {
         (vec![file(b"d/..", 1)], "a name of no entry"),
         (vec![file(b"d//x", 1)], "an empty name"),
         (vec![file(b"a\0b", 1)], "a name with a NUL"),
+        (
+            vec![directory(b"d/e"), file(b"d\0\x02e/x", 1)],
+            "a directory with a NUL",
+        ),
+        (vec![link(b"x", b"d\0\x02f")], "a link to a name with a NUL"),
         (vec![file(b"x", 1 << 63)], "too long"),
         (vec![data(0, b"abc")], "a part of a block"),
         (vec![data(1, &[1; 4096])], "not at a block"),

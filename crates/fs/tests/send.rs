@@ -47,8 +47,14 @@ fn at(secs: i64, nanos: u32) -> Option<SetTime> {
 fn all_kinds(volume: &Volume) -> Ino {
     let top = make(volume, ROOT_INO, "d", Kind::Directory).ino;
     let sub = make(volume, top, "sub \u{e4}\n", Kind::Directory).ino;
-    let plain = write(volume, sub, "plain", &[7; 10_000]);
     let attributes = volume.attributes();
+    let flags = ramet_fs::FileFlags {
+        no_dump: true,
+        ..Default::default()
+    };
+    // All objects in it have the flag, also those of which chattr(1) cannot change it.
+    attributes.set_flags(top, flags).unwrap();
+    let plain = write(volume, sub, "plain", &[7; 10_000]);
     let set = SetAttr {
         perm: Some(0o6751),
         uid: Some(1000),
@@ -104,10 +110,6 @@ fn all_kinds(volume: &Volume) -> Ino {
         ..NewInode::new(Kind::Symlink, 0o777)
     };
     volume.names().create(top, b"link", &new).unwrap();
-    let flags = ramet_fs::FileFlags {
-        no_dump: true,
-        ..Default::default()
-    };
     attributes.set_flags(holes, flags).unwrap();
     make(volume, sub, "empty", Kind::Directory);
     let set = SetAttr {

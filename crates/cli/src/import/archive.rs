@@ -51,10 +51,10 @@ pub fn read(
             let taken = importer.take(member, of_member.take());
             taken.map_err(broken)?;
             if importer.frames.is_cut() {
-                break;
+                return Ok(());
             }
         }
-        Ok(())
+        archive.into_inner().end().map_err(broken)
     };
     let read = read_all(&mut importer);
     importer.frames.flush();
@@ -234,7 +234,8 @@ impl Importer<'_> {
     ) -> std::io::Result<ImportAttr> {
         let header = member.header();
         let mtime = Time {
-            secs: i64::try_from(header.mtime()?).unwrap_or(i64::MAX),
+            // Times before 1970 of the format of GNU tar are negative numbers of 64 bits.
+            secs: header.mtime()?.cast_signed(),
             nanos: 0,
         };
         let mtime = records.mtime.unwrap_or(mtime);
@@ -319,6 +320,8 @@ pub fn paths_in(frame: &[u8], paths: &mut Vec<Vec<u8>>) {
 
 #[cfg(test)]
 mod tests {
+    use crate::import::unpack::{Unpacked, unpacked};
+
     use super::*;
 
     #[test]
@@ -327,5 +330,41 @@ mod tests {
         assert_eq!(normal(b"/etc/x"), Some(b"etc/x".to_vec()));
         assert_eq!(normal(b"./"), Some(Vec::new()));
         assert_eq!(normal(b"a/../../b"), None);
+    }
+
+    /// Imports an archive whose frames go nowhere.
+    fn import(archive: Vec<u8>) -> Outcome {
+        let report = Report::new(std::path::Path::new("x"));
+        let Unpacked::Archive(source) = unpacked(std::io::Cursor::new(archive)).unwrap() else {
+            panic!("another program unpacks it");
+        };
+        read(source, false, &report, &mut |_| Ok(()))
+    }
+
+    #[test]
+    fn a_damaged_or_cut_archive_is_refused() {
+        let mut archive = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_size(3);
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        header.set_cksum();
+        archive.append_data(&mut header, "a", &b"abc"[..]).unwrap();
+        let plain = archive.into_inner().unwrap();
+        let level = flate2::Compression::none();
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), level);
+        std::io::Write::write_all(&mut gzip, &plain).unwrap();
+        let gzip = gzip.finish().unwrap();
+        import(plain.clone()).unwrap();
+        import(gzip.clone()).unwrap();
+        import(plain[..1024].to_vec()).unwrap_err();
+        import(Vec::new()).unwrap_err();
+        // The contents differ, and the checksum at the end tells it.
+        let at = gzip.windows(3).position(|three| three == b"abc").unwrap();
+        let mut damaged = gzip;
+        damaged[at] = b'x';
+        import(damaged).unwrap_err();
     }
 }

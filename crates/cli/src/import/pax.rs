@@ -15,6 +15,8 @@ use tar::{EntryType, Header};
 const BLOCK: usize = 512;
 /// Most bytes of the records of one member: as many attributes as a file may have, and its names.
 const RECORDS_BYTES_MAX: u64 = 80 << 20;
+/// Most bytes of a name that has a member of its own: the library reads it whole.
+const NAME_BYTES_MAX: u64 = 1 << 20;
 const XATTR: &[u8] = b"SCHILY.xattr.";
 /// Places of the flags that a block of the map of a sparse member follows.
 const SPARSE_FOLLOWS: usize = 482;
@@ -54,6 +56,8 @@ pub struct Plain<R> {
     /// Those for the next member, with its numbers.
     next: Option<(Records, Numbers)>,
     member: Member,
+    /// A block of zeros came where a header may be.
+    has_end: bool,
 }
 
 /// Records that take the place of fields of the header.
@@ -87,8 +91,22 @@ impl<R: Read> Plain<R> {
             handed: 0,
             next: None,
             member: member.clone(),
+            has_end: false,
         };
         (plain, member)
+    }
+
+    /// Reads on to the end behind the last member, where compressed archives have their checksum.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` for an archive without an end marker: its writer may have died between two
+    /// members.
+    pub fn end(mut self) -> Result<()> {
+        if !self.has_end {
+            let why = "it ends without an end marker, and may be cut short";
+            return Err(Error::new(ErrorKind::UnexpectedEof, why));
+        }
+        std::io::copy(&mut self.archive, &mut std::io::sink()).map(drop)
     }
 
     /// Reads a block; fewer bytes at the end of the archive.
@@ -106,6 +124,7 @@ impl<R: Read> Plain<R> {
         let Some(header) = header_in(&block) else {
             if block.len() == BLOCK && block.iter().all(|&byte| byte == 0) {
                 self.state = State::Header;
+                self.has_end = true;
             }
             self.hand_out(block);
             return Ok(());
@@ -122,6 +141,9 @@ impl<R: Read> Plain<R> {
             return self.records(bytes);
         }
         let names = [EntryType::GNULongName, EntryType::GNULongLink];
+        if is_recognized && names.contains(&kind) && bytes > NAME_BYTES_MAX {
+            return Err(invalid("a member has a name of more than 1 MiB"));
+        }
         let is_of_next = is_recognized && names.contains(&kind) || kind == EntryType::XGlobalHeader;
         if !is_of_next {
             let (records, numbers) = self.next.take().unwrap_or_default();
@@ -425,6 +447,35 @@ mod tests {
         let mut bytes = [header.as_bytes(), contents].concat();
         bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
         bytes
+    }
+
+    #[test]
+    fn an_archive_without_an_end_marker_may_be_cut_short() {
+        let whole = archive(&[("SCHILY.xattr.user.a", b"1")], b"contents");
+        let end = |archive: &[u8]| {
+            let (mut plain, _) = Plain::new(archive);
+            std::io::copy(&mut plain, &mut std::io::sink())?;
+            plain.end()
+        };
+        end(&whole).unwrap();
+        let members = &whole[..whole.len() - 2 * BLOCK];
+        for cut in [&b""[..], members, &members[..members.len() - 2 * BLOCK]] {
+            let error = end(cut).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::UnexpectedEof, "{}", cut.len());
+        }
+        end(&whole[..whole.len() - BLOCK]).unwrap();
+    }
+
+    #[test]
+    fn a_long_name_is_not_read_without_bound() {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(EntryType::GNULongName);
+        header.set_size(NAME_BYTES_MAX + 1);
+        header.set_cksum();
+        let endless = header.as_bytes().chain(std::io::repeat(b'a'));
+        let mut entries = Archive::new(Plain::new(endless).0);
+        let error = entries.entries().unwrap().next().unwrap().err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::InvalidData);
     }
 
     #[test]

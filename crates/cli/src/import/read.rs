@@ -201,11 +201,12 @@ impl<'a> Reader<'a> {
         self.xattrs(Of::Open(dir.as_fd()), path, frames);
     }
 
-    /// Reads any other object. With `has_names` its other names may follow.
-    pub fn object(&mut self, opened: &Opened, has_names: bool, frames: &mut Frames<'_>) {
+    /// Reads any other object. With `has_names` its other names may follow. Answers whether it was put.
+    pub fn object(&mut self, opened: &Opened, has_names: bool, frames: &mut Frames<'_>) -> bool {
         let (path, stat) = (&opened.leaf.path[..], &opened.stat);
         if path.len() > IMPORT_PATH_BYTES_MAX {
-            return self.report.tell_error(path, Errno::NAMETOOLONG);
+            self.report.tell_error(path, Errno::NAMETOOLONG);
+            return false;
         }
         let attr = attr_of(stat, has_names);
         let mut put = |body, bytes: usize| {
@@ -219,7 +220,7 @@ impl<'a> Reader<'a> {
                     self.xattrs(Of::Open(file.as_fd()), path, frames);
                     self.contents(opened, file, size_bytes, frames);
                 }
-                return;
+                return true;
             }
             FileType::Symlink => {
                 let target = readlinkat(&opened.leaf.dir, &opened.leaf.name[..], Vec::new());
@@ -228,11 +229,15 @@ impl<'a> Reader<'a> {
                         ImportBody::Symlink(target.as_bytes()),
                         target.as_bytes().len(),
                     ),
-                    Err(error) => return self.report.tell_error(path, error),
+                    Err(error) => {
+                        self.report.tell_error(path, error);
+                        return false;
+                    }
                 }
             }
             FileType::CharacterDevice | FileType::BlockDevice if !self.makes_devices => {
-                return self.report.tell(path, "a device: only root may make one");
+                self.report.tell(path, "a device: only root may make one");
+                return false;
             }
             _ => put(ImportBody::Special(device_number(stat.st_rdev)), 0),
         }
@@ -240,6 +245,7 @@ impl<'a> Reader<'a> {
         let mut link = format!("/proc/self/fd/{dir}/").into_bytes();
         link.extend_from_slice(&opened.leaf.name);
         self.xattrs(Of::Path(&link), path, frames);
+        true
     }
 
     /// Puts the extended attributes of an object.

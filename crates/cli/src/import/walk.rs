@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ramet_fs::ImportItem;
+use ramet_fs::{IMPORT_PATH_BYTES_MAX, ImportItem};
 use rustix::fs::{AtFlags, Dir, FileType, OFlags, statat};
 use rustix::io::Errno;
 
@@ -100,7 +100,9 @@ fn read_job(job: Job, reader: &mut Reader<'_>) {
                         return;
                     }
                 }
-                Ok(opened) => reader.object(&opened, false, &mut frames),
+                Ok(opened) => {
+                    reader.object(&opened, false, &mut frames);
+                }
             },
         }
         if frames.is_cut() {
@@ -138,8 +140,10 @@ fn collect(
                     frames.put(&ImportItem::Link { path, first }, path.len() + first.len());
                 }
                 None => {
-                    reader.object(&opened, true, &mut frames);
-                    firsts.extend(opened.identity().map(|identity| (identity, path.to_vec())));
+                    // Of an object that is left out, each name is told.
+                    if reader.object(&opened, true, &mut frames) {
+                        firsts.extend(opened.identity().map(|identity| (identity, path.to_vec())));
+                    }
                 }
             }
             frames.flush();
@@ -181,6 +185,10 @@ impl Walker<'_> {
             }
             path.extend_from_slice(&name);
             let dir = Arc::clone(&level.dir);
+            if kind == FileType::Directory && path.len() > IMPORT_PATH_BYTES_MAX {
+                self.report.tell_error(&path, Errno::NAMETOOLONG);
+                continue;
+            }
             if kind == FileType::Directory {
                 match open_quietly(&dir, &name, OFlags::DIRECTORY) {
                     Ok(inner) => levels.extend(self.enter(Arc::new(inner), path)?),

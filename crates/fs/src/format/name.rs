@@ -29,6 +29,12 @@ pub fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
+/// Refuses a path of which some name is no name of an entry. Keys tell the end of a name by zeros, so
+/// that of a directory on the way counts as well.
+pub(crate) fn check_names(path: &[u8]) -> Result<()> {
+    path.split(|&byte| byte == b'/').try_for_each(check_name)
+}
+
 /// Refuses a name that no entry can have.
 pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {

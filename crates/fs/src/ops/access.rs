@@ -36,6 +36,11 @@ impl Capabilities {
     pub fn have(self, others: Self) -> bool {
         self.0 & others.0 == others.0
     }
+
+    /// These and `others`.
+    pub(crate) fn with(self, others: Self) -> Self {
+        Self(self.0 | others.0)
+    }
 }
 
 /// The number of no user and no group: the process cannot be seen.

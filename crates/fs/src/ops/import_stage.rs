@@ -19,7 +19,7 @@ use crate::format::acl::Acl;
 use crate::format::blocks::{BLOCK, BLOCK_BYTES, FILE_BYTES_MAX, blocks_of};
 use crate::format::import::{ImportAttr, ImportBody, ImportItem, Items};
 use crate::format::keys::{self, Orphan};
-use crate::format::name::{check_name, split_path};
+use crate::format::name::{check_names, split_path};
 use crate::format::record::{
     Entry, FLAG_ACL, FLAG_SPARSE, FLAG_XATTRS, Kind, LinkEntry, Record, S_IFMT, Time,
 };
@@ -450,8 +450,8 @@ impl Stage {
     /// Checks that a name can be made, and answers whether it is new: a directory may be there
     /// already, if a directory comes.
     fn takes_new_name(&mut self, path: &[u8], is_directory: bool) -> Result<bool> {
-        let (parent, name) = split_path(path);
-        check_name(name)?;
+        let (parent, _) = split_path(path);
+        check_names(path)?;
         self.dir(parent)?;
         let key_path = self.key_path(path);
         if key_path > self.highest {
@@ -532,6 +532,7 @@ impl Stage {
             return Err(Error::NotPermitted);
         }
         self.takes_new_name(path, false)?;
+        check_names(first)?;
         let found = self.entry(first)?.ok_or(Error::NotFound)?;
         let link = match found {
             Entry::Link(entry) => entry.link,

@@ -163,6 +163,14 @@ impl InVolume {
         Ok(names)
     }
 
+    /// The caller inside of the stage, which is its own: directories there may have got modes by which
+    /// their owner may not change them.
+    fn in_stage(&self) -> Caller {
+        let mut caller = self.caller.clone();
+        caller.capabilities = caller.capabilities.with(Capabilities::DAC_OVERRIDE);
+        caller
+    }
+
     /// Refuses a caller that may not change the directory of the trees.
     fn may_change(&self) -> Result<()> {
         let namespace = self.volume.controls().forks().namespace();
@@ -297,7 +305,7 @@ impl Destination for InVolume {
             let (dir, name) = split_path(path);
             this.below(dir, |this, dir| {
                 let (trees, mode) = (this.volume.trees(), CloneMode::New);
-                let copied = trees.clone_entry(&this.caller, source, dir, name, mode);
+                let copied = trees.clone_entry(&this.in_stage(), source, dir, name, mode);
                 copied.map(drop)
             })
         })
@@ -306,7 +314,7 @@ impl Destination for InVolume {
     fn remove(&mut self, path: &[u8]) -> io::Result<()> {
         self.place(path, |this, (dir, name)| {
             let trees = this.volume.trees();
-            trees.remove_tree(&this.caller, dir, name).map(drop)
+            trees.remove_tree(&this.in_stage(), dir, name).map(drop)
         })
     }
 

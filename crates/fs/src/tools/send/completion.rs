@@ -10,7 +10,9 @@ use ramet_betree::{Diff, successor_of_prefix};
 
 use crate::error::Result;
 use crate::format::keys;
-use crate::format::record::{FLAG_CAPABILITY, FLAG_NO_ATIME, FLAG_NO_DUMP, FLAG_XATTRS, Record};
+use crate::format::record::{
+    FLAG_CAPABILITY, FLAG_NO_ATIME, FLAG_NO_DUMP, FLAG_XATTRS, Kind, Record,
+};
 use crate::format::stream::{SentAttributes, SentFlags, StreamItem};
 use crate::tools::diff::{Object, Side};
 use crate::tools::send::out::Out;
@@ -99,7 +101,9 @@ impl Completion {
             let item = StreamItem::Attributes(attributes(record));
             out.put_of(&self.object, &item);
         }
-        if flags(record) != before.map_or(SentFlags::default(), flags) {
+        // No other kind of object takes chattr(1), though it has the flags of its directory.
+        let takes_flags = matches!(record.kind(), Kind::Regular | Kind::Directory);
+        if takes_flags && flags(record) != before.map_or(SentFlags::default(), flags) {
             out.put_of(&self.object, &StreamItem::Flags(flags(record)));
         }
         if self.old.is_some() && sets_attributes && record.has(FLAG_CAPABILITY) {
