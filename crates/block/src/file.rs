@@ -374,7 +374,8 @@ fn write_in_place(file: &File) {
     }
 }
 
-/// Creates a sparse image file of `size_bytes` zero bytes, durably, and opens it.
+/// Creates a sparse image file of `size_bytes` zero bytes, durably, and opens it. It never is open to
+/// other users (mode 0600): an image holds the files of every user of a mount, with any modes.
 ///
 /// # Errors
 /// [`OpenError`]; `Exists`, and `Unaligned` when `size_bytes` is not a multiple of 4096.
@@ -388,6 +389,7 @@ pub fn create_image(path: impl AsRef<Path>, size_bytes: u64) -> Result<FileDevic
         .read(true)
         .write(true)
         .create_new(true)
+        .mode(0o600)
         .open(path)
         .map_err(fail)?;
     write_in_place(&file);

@@ -61,10 +61,7 @@ impl Live {
 
     /// The mount whose daemon is the process that `holds` the volume, as far as that is known.
     fn among(mounts: Vec<RametMount>, holds: Option<u32>) -> Option<Live> {
-        let own = rustix::process::geteuid().as_raw();
-        // Other users may give a mount this source too, and never answer.
-        let trusted = |mount: &RametMount| mount.user.is_some_and(|user| [0, own].contains(&user));
-        let mounts = mounts.into_iter().filter(trusted);
+        let mounts = mounts.into_iter().filter(RametMount::is_trusted);
         // A daemon that was killed may have left a mount.
         let mut asked = mounts.filter_map(|mount| {
             let root = Root::open_dir(&mount.dir).ok()?;

@@ -12,6 +12,7 @@ use ramet_fs::Volume;
 use rustix::io::Errno;
 
 use crate::args::Grow;
+use crate::beside::Live;
 use crate::budget::{budget, within};
 use crate::control::{Root, mounted, refuse_if_read_only};
 use crate::failure::{Failure, Outcome};
@@ -30,8 +31,8 @@ pub fn run(args: &Grow) -> Outcome {
     }
     match FileDevice::open(target, Access::ReadWrite) {
         Ok(device) => grow_unmounted(args, device),
-        Err(busy @ OpenError::Busy { .. }) => match mounts::of_volume(target)? {
-            Some(mount) => grow_mounted(&mount.dir, args.size),
+        Err(busy @ OpenError::Busy { .. }) => match Live::of(target)? {
+            Some(live) => grow_mounted(&live.dir, args.size),
             None => Err(Failure::device(busy)),
         },
         Err(e) => Err(Failure::device(e)),

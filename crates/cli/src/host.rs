@@ -1,6 +1,5 @@
 //! State of the host below a volume: a daemon that still ends, and the free space below an image.
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -8,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ramet_block::{Access, Device, FileDevice, OpenError};
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 
 use crate::failure::{Failure, Outcome};
 use crate::mounts;
@@ -15,6 +15,9 @@ use crate::size::Size;
 
 /// How long a command waits for a daemon that still writes after its mount is gone.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long an unmount waits for a daemon that it cannot ask: one that closes a large volume on a slow
+/// disk needs minutes.
+const LONGEST: Duration = Duration::from_secs(300);
 /// The time between two looks whether the daemon has mounted the volume.
 const LOOK: Duration = Duration::from_millis(20);
 /// Looks before the user is told.
@@ -88,7 +91,32 @@ pub fn shortage(volume: &Path, device: &dyn Device) -> Option<String> {
 }
 
 /// Waits until the daemon releases the volume, which is its last step.
-pub fn wait_for_lock(volume: &Path) -> Outcome {
-    let file = File::open(volume).map_err(|e| Failure::system(volume, e))?;
+fn wait_for_lock(volume: &Path) -> Outcome {
+    let Some(file) = mounts::open_volume(volume)? else {
+        return Ok(());
+    };
     rustix::fs::flock(&file, FlockOperation::LockShared).map_err(|e| Failure::system(volume, e))
+}
+
+/// Waits until no daemon holds the volume of a mount that is gone, for [`LONGEST`] at most. The user
+/// of the mount chose the path: it may lead to anything, and the lock may be anybody's.
+///
+/// # Errors
+/// A process still has the lock then.
+pub fn wait_until_released(volume: &Path) -> Outcome {
+    let Some(file) = mounts::open_volume(volume)? else {
+        return Ok(());
+    };
+    let begin = Instant::now();
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+            Err(Errno::WOULDBLOCK) if begin.elapsed() < LONGEST => thread::sleep(LOOK),
+            Err(Errno::WOULDBLOCK) => {
+                let why =
+                    "unmounted, but a process still has it locked: its daemon may still write";
+                return Err(Failure::at(volume, why));
+            }
+            done => return done.map_err(|e| Failure::system(volume, e)),
+        }
+    }
 }

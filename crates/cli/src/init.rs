@@ -13,6 +13,7 @@ use rustix::fs::{statfs, statvfs};
 use rustix::process::geteuid;
 
 use crate::args::{Init, Mkfs, Mount};
+use crate::control::Root;
 use crate::failure::{Failure, Outcome};
 use crate::home::{Home, absolute};
 use crate::output::say;
@@ -60,11 +61,13 @@ pub fn run(args: &Init) -> Outcome {
     Ok(())
 }
 
-/// Whether the volume is mounted already. Refuses a directory that cannot become the mount point.
+/// Whether the volume is mounted already. Refuses a directory that cannot become the mount point, and
+/// the mount of a daemon that was killed.
 fn check_dir(home: &Home) -> Outcome<bool> {
     let dir = &home.dir;
     if let Some(found) = mounts::at(dir)? {
         if mounts::resolve(&found.volume) == mounts::resolve(&home.volume) {
+            Root::open_dir(dir).map_err(|e| Failure::system(dir, e))?;
             return Ok(true);
         }
         let why = format!("{} is mounted there", found.volume.display());

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -67,11 +67,6 @@ pub fn run(args: &Mkfs) -> Outcome {
         }
     };
     let fresh = kind.is_none();
-    if fresh {
-        // An image holds the files of every user of the mount, with any modes.
-        fs::set_permissions(path, PermissionsExt::from_mode(0o600))
-            .map_err(|e| Failure::system(path, e))?;
-    }
     let made = make(args, device, fresh);
     if made.is_err() && fresh {
         // The new image held no data of the user.

@@ -1,6 +1,7 @@
 //! The Ramet mounts among all mounts.
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use std::path::{Path, PathBuf};
 use ramet_block::superblock::SLOTS;
 use ramet_block::{BLOCK_BYTES, Superblock, SuperblockError};
 use ramet_fuse::mountinfo::{self, MountInfo};
+use rustix::fs::{FileType, Mode, OFlags};
 
 use crate::failure::{Failure, Outcome};
 
@@ -27,6 +29,15 @@ pub struct RametMount {
     pub user: Option<u32>,
     /// Whether the type alone says that the mount is Ramet's.
     certain: bool,
+}
+
+impl RametMount {
+    /// Whether the mount is for root or this user. Other users may give a mount any source, and need
+    /// not answer.
+    pub fn is_trusted(&self) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        self.user.is_some_and(|user| [0, own].contains(&user))
+    }
 }
 
 /// All Ramet mounts that this process sees, oldest first.
@@ -79,13 +90,26 @@ fn candidate(mount: MountInfo) -> Option<RametMount> {
     })
 }
 
+/// Opens a regular file or a block device to look at it; `None` for any other object. The path may
+/// be that of another user: opening a FIFO would wait for a writer, and opening a device has effects
+/// of its own.
+pub fn open_volume(path: &Path) -> Outcome<Option<File>> {
+    let failed = |e| Failure::system(path, e);
+    let seen = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let seen = seen.map_err(failed)?;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&seen).map_err(failed)?.st_mode);
+    if !matches!(kind, FileType::RegularFile | FileType::BlockDevice) {
+        return Ok(None);
+    }
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let same = format!("/proc/self/fd/{}", seen.as_raw_fd());
+    let file = rustix::fs::open(same, flags, Mode::empty()).map_err(failed)?;
+    Ok(Some(file.into()))
+}
+
 /// Whether there is a Ramet superblock at `path`, mounted or not.
 fn is_volume(path: &Path) -> bool {
-    let kind = std::fs::metadata(path).map(|found| found.file_type());
-    if !kind.is_ok_and(|kind| kind.is_file() || kind.is_block_device()) {
-        return false;
-    }
-    let Ok(file) = File::open(path) else {
+    let Ok(Some(file)) = open_volume(path) else {
         return false;
     };
     SLOTS.iter().enumerate().any(|(slot, copies)| {
@@ -142,9 +166,12 @@ fn identity(path: &Path) -> Option<(u64, u64, u64)> {
     Some((found.dev(), found.ino(), 0))
 }
 
-/// A mount of `volume`, if this process sees one.
+/// A mount of `volume`, if this process sees one: the oldest mount of root or of this user, else the
+/// oldest one.
 pub fn of_volume(volume: &Path) -> Outcome<Option<RametMount>> {
-    Ok(all_of_volume(volume)?.into_iter().next())
+    let mut mounts = all_of_volume(volume)?;
+    mounts.sort_by_key(|mount| !mount.is_trusted());
+    Ok(mounts.into_iter().next())
 }
 
 /// All mounts that have `volume` as their source, oldest first. A user may give a mount any source.

@@ -9,11 +9,11 @@ use ramet_fs::{OpenOptions, Volume};
 use serde_json::{Map, Value};
 
 use crate::args::Stat;
+use crate::beside::Live;
 use crate::budget::{budget, within};
 use crate::control::Root;
 use crate::failure::{Failure, Outcome};
 use crate::home::refuse_before_init;
-use crate::mounts;
 use crate::output::say;
 use crate::size::Size;
 
@@ -37,8 +37,8 @@ fn counters(args: &Stat) -> Outcome<Value> {
     let device = match FileDevice::open(target, Access::ReadOnly) {
         Ok(device) => device,
         Err(busy @ OpenError::Busy { .. }) => {
-            return match mounts::of_volume(target)? {
-                Some(mount) => ask_daemon(&mount.dir),
+            return match Live::of(target)? {
+                Some(live) => ask_daemon(&live.dir),
                 None => Err(Failure::device(busy)),
             };
         }

@@ -16,7 +16,7 @@ use crate::args::Umount;
 use crate::control::{DaemonState, LastSync, OwnProcesses, Root};
 use crate::detach::{Detached, busy, detach, try_to_detach};
 use crate::failure::{Failure, Outcome, is_of_dead_mount, reason};
-use crate::host::wait_for_lock;
+use crate::host::wait_until_released;
 use crate::mounts::RametMount;
 use crate::{beside, daemon, home, mounts, output, utab};
 
@@ -182,7 +182,7 @@ fn unmount_unseen(dir: &Path, mount: &RametMount) -> Outcome {
         // A snapshot beside the mount of its volume, or a volume that was removed.
         return Ok(());
     }
-    waiting(dir, || wait_for_lock(&mount.volume))?;
+    waiting(dir, || wait_until_released(&mount.volume))?;
     closed(mount)
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use clap::Parser;
 use ramet_block::owner::Contents;
 use ramet_block::superblock::read_superblock;
-use ramet_block::{Access, FileDevice, SuperblockError};
+use ramet_block::{Access, FileDevice, OpenError, SuperblockError};
 use ramet_fs::Volume;
 
 use crate::budget::{budget, within};
@@ -59,7 +59,16 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Outcome<u8> {
     let operational = |failure: Failure| failure.with_status(status::FSCK_OPERATIONAL);
-    if let Some(mount) = mounts::of_volume(&args.volume).map_err(operational)? {
+    let is_held = || {
+        matches!(
+            FileDevice::open(&args.volume, Access::ReadOnly),
+            Err(OpenError::Busy { .. })
+        )
+    };
+    // Any user may give a mount this source.
+    if let Some(mount) = mounts::of_volume(&args.volume).map_err(operational)?
+        && (mount.is_trusted() || is_held())
+    {
         if args.skip_mounted {
             return Ok(0);
         }

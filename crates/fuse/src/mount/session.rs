@@ -107,10 +107,17 @@ impl Unmounter {
     /// the volume that lie within the mount are unmounted before.
     ///
     /// # Errors
-    /// `EBUSY` when files are open, or something else is mounted within the mount.
+    /// `EBUSY` when files are open, or something else is mounted within the mount; `EINVAL` when
+    /// another mount lies at the directory: it belongs to somebody else.
     pub fn unmount(&self) -> Result<()> {
         if let Some(unmount) = self.within.get() {
             unmount();
+        }
+        if !self.is_mounted() {
+            return Err(Error::Unmount {
+                dir: self.dir.display().to_string(),
+                source: rustix::io::Errno::INVAL.into(),
+            });
         }
         self.unmount_with(rustix::mount::UnmountFlags::empty(), &[])
     }
