@@ -782,7 +782,8 @@ pub struct Restore {
     pub replace: bool,
     /// File or directory on a Ramet mount, which need not be there any more
     pub path: PathBuf,
-    /// Path of the copy on the same mount; without it, PATH
+    /// Path of the copy on the same mount; with a slash at its end, the directory that gets the copy
+    /// under the name of PATH. Without DST, PATH itself, also with a slash at its end
     pub dst: Option<PathBuf>,
 }
 

@@ -453,6 +453,17 @@ impl Target {
         Ok(Target { root, name, path })
     }
 
+    /// The entry that `path` names itself. Slashes at its end are left out.
+    pub fn named(path: &Path) -> Outcome<Target> {
+        let Entry { dir, name } = resolve::entry(path)?;
+        let root = resolve::readable(dir).map_err(|e| Failure::system(path, e))?;
+        Ok(Target {
+            root: Root(root),
+            name,
+            path: path.to_owned(),
+        })
+    }
+
     /// Whether an object is on the file system of the target.
     pub fn is_on_mount_of(&self, source: &Seen) -> Outcome<bool> {
         let device = self.root.device();

@@ -100,8 +100,11 @@ fn looked_for(shown: &Path, at: &str, e: Errno) -> Failure {
 
 pub fn restore(args: &Restore) -> Outcome {
     let located = Located::find(&args.path)?;
-    let dst = args.dst.as_deref().unwrap_or(&args.path);
-    let target = Target::of(&args.path, dst)?;
+    let target = match &args.dst {
+        Some(dst) => Target::of(&args.path, dst)?,
+        // The object comes back to its own path: a slash there names no place in a directory.
+        None => Target::named(&args.path)?,
+    };
     let device = |root: &Root, shown: &Path| root.device().map_err(|e| Failure::system(shown, e));
     if device(&located.root, &located.dir)? != device(&target.root, &target.path)? {
         let why = "must be on the same Ramet mount as the object";

@@ -235,6 +235,33 @@ fn files_and_trees_come_back_from_a_snapshot() {
 }
 
 #[test]
+fn a_slash_behind_the_path_restores_no_copy_within_it() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let root = text(mount.root()).to_owned();
+    let at = |path: &str| format!("{root}/{path}");
+    fs::create_dir_all(at("package/package")).expect("there is room");
+    fs::write(at("package/top"), "before").expect("there is room");
+    fs::write(at("package/package/inner"), "before").expect("there is room");
+    done(&["snapshot", "create", &root, "one"]);
+    fs::write(at("package/top"), "later").expect("there is room");
+    fs::remove_file(at("package/package/inner")).expect("it is there");
+    assert!(refused(&["restore", "--at", "one", &at("package/")]).contains("--replace"));
+    done(&["restore", "--replace", "--at", "one", &at("package//")]);
+    let read = |path: &str| fs::read_to_string(at(path)).expect("it is there");
+    assert_eq!(read("package/top"), "before");
+    assert_eq!(read("package/package/inner"), "before");
+    assert!(!fs::exists(at("package/package/top")).expect("it is told"));
+    fs::remove_dir_all(at("package")).expect("it is there");
+    done(&["restore", "--at", "one", &at("package/")]);
+    assert_eq!(read("package/package/inner"), "before");
+    // The root of a mount is no name that an object comes back to.
+    assert!(refused(&["restore", "--at", "one", "/"]).contains("not a name"));
+    mount.umount();
+    bed.fsck();
+}
+
+#[test]
 fn a_volume_is_rolled_back_when_it_is_not_mounted() {
     let bed = Bed::new("256M");
     let mount = bed.mount(&[]);
