@@ -544,7 +544,8 @@ pub struct Swap {
 #[derive(Debug, Args)]
 pub struct Transfer {
     /// Replace an object with the new name, atomically: directories replace only directories, and other
-    /// files only other files
+    /// files only other files. Of several SRC with one name, the first is taken and the others are
+    /// refused
     #[arg(long)]
     pub replace: bool,
     /// Files and directories; of a symbolic link, the link itself

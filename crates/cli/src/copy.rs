@@ -16,10 +16,10 @@ use crate::output::complain;
 
 /// Copies each source, and goes on after one that cannot be copied.
 pub fn run(args: &Transfer) -> Outcome<u8> {
-    for_each(args, |src, dst| {
-        let (source, target) = (Seen::at(src)?, Target::of(src, dst)?);
+    for_each(args, |src, target| {
+        let source = Seen::at(src)?;
         if target.is_on_mount_of(&source)? {
-            return control::clone_seen((src, &source), &target, args.replace);
+            return control::clone_seen((src, &source), target, args.replace);
         }
         let is_ramet = target.root.stats_json();
         is_ramet.map_err(|e| mounted(&target.path, e))?;
@@ -27,27 +27,52 @@ pub fn run(args: &Transfer) -> Outcome<u8> {
             src,
             "not on the mount of the destination: its bytes are copied",
         ));
-        bring((src, source.is_dir()), &target, args.replace)
+        bring((src, source.is_dir()), target, args.replace)
     })
 }
 
-/// Calls `transfer` with each source and the path that it goes to. Tells each failure; the exit
-/// status says whether there was one.
-pub fn for_each(args: &Transfer, mut transfer: impl FnMut(&Path, &Path) -> Outcome) -> Outcome<u8> {
+/// Calls `transfer` with each source and the target that it goes to. Tells each failure; the exit
+/// status says whether there was one. An object that one source became is not replaced by a later
+/// source of the same name.
+pub fn for_each(
+    args: &Transfer,
+    mut transfer: impl FnMut(&Path, &Target) -> Outcome,
+) -> Outcome<u8> {
     let mut dst = args.dst.clone();
     if args.src.len() > 1 && !ends_with_slash(&dst) {
         let mut text = dst.into_os_string();
         text.push("/");
         dst = PathBuf::from(text);
     }
-    let mut status = 0;
+    let (mut status, mut put) = (0, Vec::new());
     for src in &args.src {
-        if let Err(failure) = transfer(src, &dst) {
+        if let Err(failure) = put_one(src, &dst, &mut put, &mut transfer) {
             complain(&failure);
             status = status::FAILED;
         }
     }
     Ok(status)
+}
+
+/// Calls `transfer` with one source and its target. `put` has the objects that this command has put
+/// so far; a transfer that fails may have put one, too.
+fn put_one(
+    src: &Path,
+    dst: &Path,
+    put: &mut Vec<Stat>,
+    transfer: &mut impl FnMut(&Path, &Target) -> Outcome,
+) -> Outcome {
+    let target = Target::of(src, dst)?;
+    let look = || target.root.look_at(&target.name).ok();
+    let before = look();
+    let is_before = |stat: &Stat| before.as_ref().is_some_and(|before| is_same(before, stat));
+    if put.iter().any(is_before) {
+        let why = "not replaced: it is the copy of a source before, which has the same name";
+        return Err(Failure::at(&target.path, why));
+    }
+    let done = transfer(src, &target);
+    put.extend(look().filter(|after| !is_before(after)));
+    done
 }
 
 /// Copies an object of another file system, a directory or not, to a Ramet mount. It has a name once

@@ -71,28 +71,27 @@ pub fn swap(args: &Swap) -> Outcome {
 
 /// Moves each source, and goes on after one that cannot be moved.
 pub fn run(args: &Transfer) -> Outcome<u8> {
-    copy::for_each(args, |src, dst| move_one(src, dst, args.replace))
+    copy::for_each(args, |src, target| move_one(src, target, args.replace))
 }
 
-fn move_one(src: &Path, dst: &Path, is_replacing: bool) -> Outcome {
+fn move_one(src: &Path, target: &Target, is_replacing: bool) -> Outcome {
     let source = Found::at(src)?;
-    let target = Target::of(src, dst)?;
     let is_ramet = target.root.stats_json();
     is_ramet.map_err(|e| mounted(&target.path, e))?;
     source.check()?;
-    if source.seen.is_entry(&target) {
+    if source.seen.is_entry(target) {
         return Err(Failure::at(&target.path, control::SAME));
     }
     if target.is_on_mount_of(&source.seen)? {
         refuse_if_read_only(&target.root, &target.path)?;
         let from = (&source.root, entry_of(&source.seen).name.as_os_str());
-        return copy::put_in_place(from, &source.seen.stat, &target, is_replacing);
+        return copy::put_in_place(from, &source.seen.stat, target, is_replacing);
     }
     complain(Failure::at(
         src,
         "not on the mount of the destination: its bytes are copied, then it is removed",
     ));
-    copy::bring((src, source.seen.is_dir()), &target, is_replacing)?;
+    copy::bring((src, source.seen.is_dir()), target, is_replacing)?;
     target.root.sync().map_err(|e| mounted(&target.path, e))?;
     remove_source(&source)
 }

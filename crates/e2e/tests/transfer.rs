@@ -188,3 +188,40 @@ fn cp_clones_many_sources_in_constant_space() {
     assert_eq!(place.read("into/a/file"), "of b");
     place.end();
 }
+
+#[test]
+fn sources_of_one_name_do_not_replace_each_other() {
+    let place = Place::new();
+    for dir in ["into", "a/sub", "b/sub"] {
+        fs::create_dir(place.at(dir)).unwrap();
+    }
+    fs::write(place.at("a/x"), "x of a").unwrap();
+    fs::write(place.at("b/x"), "x of b").unwrap();
+    fs::write(place.at("a/sub/file"), "sub of a").unwrap();
+    fs::write(place.at("into/x"), "old").unwrap();
+    let refuses = |verb: &str, paths: &[&str]| {
+        place.refuses(&[verb, "--replace"], paths, "not replaced");
+    };
+    refuses("cp", &["a/x", "b/x", "a/sub", "b/sub", "into"]);
+    assert_eq!(place.read("into/x"), "x of a");
+    assert_eq!(place.read("into/sub/file"), "sub of a");
+    // An object that an earlier command has put there is replaced.
+    refuses("mv", &["b/x", "a/x", "into"]);
+    assert_eq!(place.read("into/x"), "x of b");
+    assert_eq!(place.read("a/x"), "x of a");
+    assert!(!place.has("b/x"));
+    refuses("mv", &["a/sub", "b/sub", "into/"]);
+    assert_eq!(place.read("into/sub/file"), "sub of a");
+    assert!(place.has("b/sub") && !place.has("a/sub"));
+    // The same for sources that are copied. A source that fails is no hindrance.
+    refuses("mv", &["outside/file", "file", "into"]);
+    assert_eq!(place.read("into/file"), "plain");
+    assert!(!place.has("outside/file") && place.has("file"));
+    place.refuses(
+        &["mv", "--replace"],
+        &["b/none", "none", "file", "into"],
+        "no such file",
+    );
+    assert!(!place.has("file"));
+    place.end();
+}
