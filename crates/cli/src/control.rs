@@ -581,7 +581,7 @@ impl Seen {
     }
 
     /// The directory, to be read.
-    fn open_dir(&self) -> Answer<Root> {
+    pub fn open_dir(&self) -> Answer<Root> {
         let Some(entry) = self.entry.as_ref() else {
             return resolve::readable(&self.object).map(Root);
         };

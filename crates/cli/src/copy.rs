@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use crate::args::{self, Transfer};
 use crate::control::{self, Seen, Target, ends_with_slash, is_dir, is_same, kind_refusal, mounted};
 use crate::failure::{Failure, Outcome, status};
-use crate::import;
+use crate::import::{self, Source};
 use crate::output::complain;
 
 /// Copies each source, and goes on after one that cannot be copied.
@@ -27,7 +27,7 @@ pub fn run(args: &Transfer) -> Outcome<u8> {
             src,
             "not on the mount of the destination: its bytes are copied",
         ));
-        bring((src, source.is_dir()), target, args.replace)
+        bring((src, &source), target, args.replace)
     })
 }
 
@@ -77,16 +77,20 @@ fn put_one(
 
 /// Copies an object of another file system, a directory or not, to a Ramet mount. It has a name once
 /// it is whole.
-pub fn bring((src, is_dir): (&Path, bool), target: &Target, is_replacing: bool) -> Outcome {
+pub fn bring((src, source): (&Path, &Seen), target: &Target, is_replacing: bool) -> Outcome {
     let staged = Staged::new(target)?;
-    if is_dir {
-        let imported = import::import(&args::Import {
+    if source.is_dir() {
+        let args = args::Import {
             verify: false,
             json: false,
             memory: None,
             src: src.to_owned(),
             dst: staged.path(),
-        })?;
+        };
+        // The directory that was seen: its path may lead to another object by now, and a name such
+        // as '-' has a meaning of its own in an import.
+        let dir = source.open_dir().map_err(|e| Failure::system(src, e))?;
+        let imported = import::import(&args, Source::Directory(dir.0))?;
         if imported.told > 0 {
             return Err(Failure::at(src, "not copied: see above"));
         }

@@ -37,13 +37,14 @@ use crate::progress::Progress;
 use crate::size::Size;
 
 /// The source of an import.
-enum Source {
+pub enum Source {
     Directory(OwnedFd),
     Archive(Box<dyn Read>),
 }
 
 impl Source {
-    fn open(path: &Path) -> Outcome<Source> {
+    /// The source that an argument of `ramet import` names: the name `-` stands for standard input.
+    fn of_argument(path: &Path) -> Outcome<Source> {
         if path == Path::new("-") {
             return Source::archive(path, std::io::stdin().lock());
         }
@@ -71,7 +72,7 @@ impl Source {
 
 pub fn run(args: &Import) -> Outcome<u8> {
     let begun = Instant::now();
-    let imported = import(args)?;
+    let imported = import(args, Source::of_argument(&args.src)?)?;
     tell(&imported, begun, args)?;
     Ok(if imported.told > 0 { status::FAILED } else { 0 })
 }
@@ -84,11 +85,11 @@ pub struct Imported {
     pub told: u64,
 }
 
-/// Imports a tree, and tells the user of nothing but doubtful objects.
-pub fn import(args: &Import) -> Outcome<Imported> {
+/// Imports a tree, and tells the user of nothing but doubtful objects. Messages name the source as
+/// `args` do.
+pub fn import(args: &Import, source: Source) -> Outcome<Imported> {
     allow_open_files();
     let rights = Rights::of_process();
-    let source = Source::open(&args.src)?;
     refuse_before_init(&args.dst)?;
     let mut sink = Sink::open(args, rights)?;
     let report = Report::new(&args.src);

@@ -91,7 +91,7 @@ fn move_one(src: &Path, target: &Target, is_replacing: bool) -> Outcome {
         src,
         "not on the mount of the destination: its bytes are copied, then it is removed",
     ));
-    copy::bring((src, source.seen.is_dir()), target, is_replacing)?;
+    copy::bring((src, &source.seen), target, is_replacing)?;
     target.root.sync().map_err(|e| mounted(&target.path, e))?;
     remove_source(&source)
 }

@@ -225,3 +225,24 @@ fn sources_of_one_name_do_not_replace_each_other() {
     assert!(!place.has("file"));
     place.end();
 }
+
+#[test]
+fn a_directory_with_the_name_of_standard_input_is_a_directory() {
+    // The command stands in the folder that has the directory, and has an empty standard input.
+    let place = Place::new();
+    let dash = place.outside.join("-");
+    fs::create_dir(&dash).unwrap();
+    fs::write(dash.join("file"), "of the directory").unwrap();
+    for (verb, name) in [("cp", "copied"), ("mv", "moved")] {
+        let mut command = std::process::Command::new(ramet_bin());
+        command.args([verb, "-"]).arg(place.at(name));
+        command
+            .current_dir(&place.outside)
+            .stdin(std::process::Stdio::null());
+        let out = command.output().unwrap();
+        assert!(out.status.success(), "{out:?}");
+        assert_eq!(place.read(&format!("{name}/file")), "of the directory");
+    }
+    assert!(!place.has("outside/-"));
+    place.end();
+}
