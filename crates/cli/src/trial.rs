@@ -201,6 +201,12 @@ impl Made<'_> {
             let why = format!("{tree} is a linked worktree or a submodule of its repository");
             return Ok(Some(why));
         }
+        let changes = fork::changes_of(self.path, self.top)?;
+        if changes.names.iter().any(|one| one.path.is_empty()) {
+            let why = "mode, owner or other attributes of its top were changed, which a merge leaves \
+                       alone";
+            return Ok(Some(why.to_owned()));
+        }
         if committed.left_out == 0 {
             return Ok(None);
         }
@@ -216,7 +222,7 @@ impl Made<'_> {
             args::Ignored::Keep => led.len() as u64,
             args::Ignored::Take => 0,
         };
-        let in_git = fork::changes_of(self.path, self.top)?.in_git + names_led;
+        let in_git = changes.in_git + names_led;
         if committed.left_out > in_git {
             let count = committed.left_out - in_git;
             let why = format!("{count} names that git ignores were left alone");

@@ -255,6 +255,34 @@ fn a_commit_takes_the_changes_and_no_more() {
 }
 
 #[test]
+fn a_fork_with_other_attributes_of_its_top_is_kept() {
+    const MARKS: &str = "import os; os.setxattr('.', 'user.a', b'b')";
+    for uid in users() {
+        let desk = Desk::new(uid);
+        let project = desk.at("project");
+        let commands: [&[&str]; 2] = [&["chmod", "700", "."], &["python3", "-c", MARKS]];
+        for (number, command) in (1..).zip(commands) {
+            let out = desk.ramet(&[&["try", "--commit", &project, "--"], command].concat());
+            assert!(out.status.success(), "{}", said(&out));
+            assert!(
+                said(&out).contains("attributes of its top"),
+                "{}",
+                said(&out)
+            );
+            assert!(said(&out).contains("the fork is kept"), "{}", said(&out));
+            assert!(desk.exists(&format!("project.try-{number}")));
+        }
+        // Changes of names in the top are no change of its attributes.
+        let script = "echo new > new && rm gone && touch .";
+        let out = desk.ramet(&["try", "--commit", &project, "--", "sh", "-c", script]);
+        assert!(out.status.success(), "{}", said(&out));
+        assert_eq!(desk.read("project/new"), "new\n");
+        assert!(!desk.exists("project.try-3"), "{}", said(&out));
+        desk.end();
+    }
+}
+
+#[test]
 fn ignored_directories_of_a_git_tree_are_taken_if_asked() {
     for uid in users() {
         let desk = Desk::new(uid);
