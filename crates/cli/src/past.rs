@@ -34,6 +34,21 @@ fn names_of(path: &Path) -> impl Iterator<Item = &[u8]> {
     })
 }
 
+/// An absolute path without `..`. The part up to the last `..` is that of a directory, which must
+/// exist. The names behind it stay as they are: they need not exist, and no link among them is
+/// followed.
+fn without_parents(whole: &Path) -> std::io::Result<PathBuf> {
+    let parts: Vec<_> = whole.components().collect();
+    let last = parts.iter().rposition(|part| *part == Component::ParentDir);
+    let Some(last) = last else {
+        return Ok(whole.to_owned());
+    };
+    let (above, rest) = parts.split_at(last + 1);
+    let mut found = above.iter().collect::<PathBuf>().canonicalize()?;
+    found.extend(rest);
+    Ok(found)
+}
+
 /// An object by its path in a volume.
 pub struct Located {
     /// The mount point.
@@ -48,10 +63,8 @@ pub struct Located {
 impl Located {
     pub fn find(path: &Path) -> Outcome<Located> {
         let failed = |e| Failure::system(path, e);
-        let mut whole = std::path::absolute(path).map_err(|e| Failure::system(path, e))?;
-        if whole.components().any(|part| part == Component::ParentDir) {
-            whole = whole.canonicalize().map_err(|e| Failure::system(path, e))?;
-        }
+        let whole = std::path::absolute(path).map_err(|e| Failure::system(path, e))?;
+        let whole = without_parents(&whole).map_err(|e| Failure::system(path, e))?;
         // The last name is not followed, as with ramet clone.
         let mut rest: Vec<OsString> = Vec::new();
         let mut at = whole.clone();
@@ -320,4 +333,29 @@ fn as_value(told: &ToldChange) -> Value {
         "snapshot": snapshot.map(|snapshot| &snapshot.name),
         "time": snapshot.map(|snapshot| snapshot.time()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parents_are_resolved_and_the_names_behind_them_are_not() {
+        let top = tempfile::tempdir().expect("there is room");
+        let top = top.path().canonicalize().expect("it is there");
+        std::fs::create_dir_all(top.join("a/b")).expect("there is room");
+        std::os::unix::fs::symlink("a/b", top.join("link")).expect("there is room");
+        for (path, expected) in [
+            ("a/b/../none", Some("a/none")),
+            ("a/b/../../link", Some("link")),
+            ("link/../b", Some("a/b")),
+            ("link/../none/deep", Some("a/none/deep")),
+            ("none/deep", Some("none/deep")),
+            ("a/b/..", Some("a")),
+            ("none/../a", None),
+        ] {
+            let found = without_parents(&top.join(path)).ok();
+            assert_eq!(found, expected.map(|path| top.join(path)), "{path}");
+        }
+    }
 }

@@ -262,6 +262,46 @@ fn a_slash_behind_the_path_restores_no_copy_within_it() {
 }
 
 #[test]
+fn a_path_by_way_of_the_directory_above_is_that_of_its_last_name() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let root = text(mount.root()).to_owned();
+    let at = |path: &str| format!("{root}/{path}");
+    fs::create_dir_all(at("project/sub")).expect("there is room");
+    fs::create_dir_all(at("target")).expect("there is room");
+    fs::write(at("project/gone"), "before").expect("there is room");
+    fs::write(at("target/file"), "before").expect("there is room");
+    std::os::unix::fs::symlink("../target", at("project/link")).expect("there is room");
+    done(&["snapshot", "create", &root, "one"]);
+    fs::remove_file(at("project/gone")).expect("it is there");
+    fs::write(at("target/file"), "later").expect("it is there");
+    let above = |name: &str| at(&format!("project/sub/../{name}"));
+    // A name that is not there any more.
+    assert!(done(&["log", &above("gone")]).contains("removed"));
+    done(&["restore", "--at", "one", &above("gone")]);
+    let read = |path: &str| fs::read_to_string(at(path)).expect("it is there");
+    assert_eq!(read("project/gone"), "before");
+    // A link is not followed: it is the object that comes back, and not the tree behind it.
+    done(&["restore", "--replace", "--at", "one", &above("link")]);
+    let link = fs::symlink_metadata(at("project/link")).expect("it is there");
+    assert!(link.is_symlink());
+    assert_eq!(read("target/file"), "later");
+    // A tree that is not there any more is sent out of the snapshot.
+    fs::remove_dir_all(at("target")).expect("it is there");
+    let tree = at("project/sub/../../target");
+    assert!(
+        !run(ramet_bin(), &["send", "--at", "one", &tree])
+            .stdout
+            .is_empty()
+    );
+    // A path that ends in '..' is that of a directory.
+    let log = done(&["log", &at("project/sub/..")]);
+    assert_eq!(log, done(&["log", &at("project")]));
+    mount.umount();
+    bed.fsck();
+}
+
+#[test]
 fn a_volume_is_rolled_back_when_it_is_not_mounted() {
     let bed = Bed::new("256M");
     let mount = bed.mount(&[]);
