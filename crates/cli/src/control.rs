@@ -415,7 +415,7 @@ const SOURCE_PATIENCE: Duration = Duration::from_secs(10);
 const SHOWN_STILL: Duration = Duration::from_secs(1);
 pub const SAME: &str = "is the source itself";
 /// The reason of a refusal that is not for want of ownership.
-const PROTECTED: &str = "it, its directory or something below it is immutable or append-only \
+pub const PROTECTED: &str = "it, its directory or something below it is immutable or append-only \
      ('lsattr -aR' tells), or this process lacks a capability";
 
 /// The destination of a clone or an import.

@@ -12,8 +12,8 @@ use serde_json::json;
 
 use crate::args;
 use crate::control::{
-    Root, Seen, Target, clone_refusal, ends_with_slash, is_dir, mounted, must_share_mount,
-    refuse_if_mounted_on, refuse_if_read_only, removal_refusal, with_source,
+    PROTECTED, Root, Seen, Target, clone_refusal, ends_with_slash, is_dir, mounted,
+    must_share_mount, refuse_if_mounted_on, refuse_if_read_only, removal_refusal, with_source,
 };
 use crate::failure::{Failure, Outcome};
 use crate::in_use::{self, Users};
@@ -465,7 +465,15 @@ pub fn reset(args: &args::Reset) -> Outcome {
         name: fork.name(),
         top: fork.stat.st_ino,
     };
-    fork.root.ask_forks(&request).map_err(|e| fork.refusal(e))?;
+    let user = geteuid().as_raw();
+    fork.root.ask_forks(&request).map_err(|e| match e {
+        Errno::PERM if fork.stat.st_uid == user && user != 0 => {
+            let why = "the top of its base may belong to another user, so that only root brings it back; \
+                       or";
+            Failure::at(fork.path, format!("{why} {PROTECTED}"))
+        }
+        e => fork.refusal(e),
+    })?;
     // Without a source no path leads into it.
     let src = match known.and_then(|known| known.origin_then.or(known.origin)) {
         Some(src) => src,

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use common::{make, names, open, volume};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Caller, CloneMode, Error, ForkEntry, ForkReply, ForkRequest, FormatOptions, Ino, Kind, NewFork,
-    OldNumbers, OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, ToldForkChange,
-    ToldForkChanges, Volume, answer_forks, path_of_text, text_of_path,
+    Caller, CloneMode, Error, ForkEntry, ForkNumbers, ForkReply, ForkRequest, FormatOptions, Ino,
+    Kind, NewFork, OldNumbers, OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr,
+    ToldForkChange, ToldForkChanges, Volume, answer_forks, copy_base, path_of_text, text_of_path,
 };
 
 /// An object as a reader sees it.
@@ -1152,5 +1152,97 @@ fn numbers_in_directories_that_a_caller_may_not_search_are_not_told() {
     assert_eq!(numbers(&user), [all[0], 0]);
     own(source, 0, 0o700);
     assert_eq!(numbers(&user), [0, 0]);
+    is_whole(&volume);
+}
+
+/// Gives an object to a user, whose group has the same number.
+fn give(volume: &Volume, ino: Ino, user: u32) {
+    let set = SetAttr {
+        uid: Some(user),
+        gid: Some(user),
+        ..SetAttr::default()
+    };
+    volume.attributes().setattr(ino, &set, None).unwrap();
+}
+
+#[test]
+fn a_base_comes_back_to_an_owner_of_its_top_alone() {
+    let (_, volume) = volume();
+    let (root, user) = (Caller::root(), Caller::user(1000, 1000));
+    let own = |ino: Ino| give(&volume, ino, 1000);
+    let home = make(&volume, ROOT_INO, "home", Kind::Directory).ino;
+    own(home);
+    fill(&volume);
+    let from = at(&volume, "d/src");
+    let new = NewFork {
+        note: "",
+        has_base: true,
+    };
+    volume
+        .trees()
+        .fork(&root, from, (home, b"work"), new)
+        .unwrap();
+    let before = tree(&volume, "home/work");
+    // Root keeps a file back, and gives the rest away.
+    let top = at(&volume, "home/work");
+    volume.names().unlink(top, b"f").unwrap();
+    own(top);
+    let given = tree(&volume, "home/work");
+    let fork = &forks(&volume)[0];
+    let fork = ForkNumbers {
+        id: fork.id,
+        top: (fork.ino.0, fork.generation),
+    };
+    let reset = |caller: &Caller| {
+        let number = number(&volume, home, b"work");
+        volume.trees().reset_fork(caller, (home, b"work"), number)
+    };
+    let copied = |caller: &Caller| {
+        let (forks, trees) = (volume.controls().forks(), volume.trees());
+        copy_base(
+            (forks, trees),
+            (volume.names(), caller),
+            &fork,
+            (home, b"copy"),
+        )
+    };
+    assert!(matches!(reset(&user), Err(Error::NotPermitted)));
+    assert!(matches!(copied(&user), Err(Error::NotPermitted)));
+    assert_eq!(tree(&volume, "home/work"), given);
+    assert_eq!(names(&volume, home), [b"work"]);
+    copied(&root).unwrap();
+    reset(&root).unwrap();
+    assert_eq!(tree(&volume, "home/work"), before);
+    assert_eq!(tree(&volume, "home/copy"), before);
+    is_whole(&volume);
+}
+
+#[test]
+fn an_owner_of_the_top_resets_a_fork() {
+    let (_, volume) = volume();
+    let user = Caller::user(1000, 1000);
+    let own = |ino: Ino| give(&volume, ino, 1000);
+    let home = make(&volume, ROOT_INO, "home", Kind::Directory).ino;
+    let source = make(&volume, home, "src", Kind::Directory).ino;
+    // A file of root is in the tree of the user.
+    make(&volume, source, "file", Kind::Regular);
+    own(home);
+    own(source);
+    let new = NewFork {
+        note: "",
+        has_base: true,
+    };
+    volume
+        .trees()
+        .fork(&user, source, (home, b"work"), new)
+        .unwrap();
+    let top = at(&volume, "home/work");
+    volume.names().unlink(top, b"file").unwrap();
+    let work = number(&volume, home, b"work");
+    volume
+        .trees()
+        .reset_fork(&user, (home, b"work"), work)
+        .unwrap();
+    assert_eq!(names(&volume, at(&volume, "home/work")), [b"file"]);
     is_whole(&volume);
 }

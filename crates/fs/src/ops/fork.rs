@@ -70,9 +70,9 @@ impl Trees {
     /// next sync.
     ///
     /// # Errors
-    /// Those of [`Trees::clone_entry`] where it replaces a directory; `Invalid` for an object that
-    /// is no fork, `NoAttribute` for a fork without a base, `Stale` when another object has
-    /// the name.
+    /// Those of [`Trees::clone_entry`] where it replaces a directory, with the top of the base as the
+    /// source; `Invalid` for an object that is no fork, `NoAttribute` for a fork without a base,
+    /// `Stale` when another object has the name.
     pub fn reset_fork(
         &self,
         caller: &Caller,
@@ -115,8 +115,8 @@ impl Trees {
     /// The clone is no fork. Atomic, durable with the next sync.
     ///
     /// # Errors
-    /// Those of [`Trees::clone_entry`]; `Invalid` for an object that is no fork, `NoAttribute` for a
-    /// fork without a base.
+    /// Those of [`Trees::clone_entry`] for the tops of the fork and of its base; `Invalid` for an
+    /// object that is no fork, `NoAttribute` for a fork without a base.
     pub(crate) fn copy_base(
         &self,
         caller: &Caller,
@@ -130,6 +130,7 @@ impl Trees {
         let record = stored_fork(tree, top.identity())?.ok_or(NO_FORK)?;
         let base = keys::fork_base(record.base.ok_or(Error::NoAttribute)?);
         let source = Source::find(&window(tree, base.clone()).snapshot(), base, &[])?;
+        source.may_be_copied(caller)?;
         tree.admit(RECORDS_BYTES + 8 * 4096)?;
         let copy = Destination {
             at: At { dir: &dir, name },

@@ -65,6 +65,12 @@ impl Source {
         self.then.record.kind() == Kind::Directory
     }
 
+    /// Refuses a caller that may not copy the top as it was then. The top of today may have another
+    /// owner, to whom the owner of then gave it with everything below, and not with its past.
+    pub(super) fn may_be_copied(&self, caller: &Caller) -> Result<()> {
+        caller.may_copy(&self.then.record)
+    }
+
     /// Clones a prefix of the keys of the snapshot to `to`.
     fn clone_prefix(&self, batch: &mut Batch, from: &Bytes, to: Bytes) {
         let from = [&from[..1], &self.base, &from[1..]].concat();
@@ -206,6 +212,9 @@ impl Trees {
     }
 
     /// Clones the base `source` to the name of the fork that it is of, which becomes `successor`.
+    ///
+    /// # Errors
+    /// `NotPermitted` also for a caller that may not copy the top of the base.
     pub(super) fn put_successor(
         &self,
         caller: &Caller,
@@ -213,6 +222,7 @@ impl Trees {
         at: At<'_>,
         successor: &Successor,
     ) -> Result<Vec<Invalidation>> {
+        source.may_be_copied(caller)?;
         let _reaped = self.deletes.reap_on_drop();
         let copy = Destination {
             at,
