@@ -1,15 +1,22 @@
 //! `ramet cp`: clones on one mount, copies from elsewhere.
 
 use std::ffi::{OsStr, OsString};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::fs::{AtFlags, RenameFlags, Stat, renameat_with, unlinkat};
+use rustix::fs::{
+    AtFlags, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, mkdirat, openat, renameat_with,
+    unlinkat,
+};
 use rustix::io::Errno;
+use rustix::process::geteuid;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::args::{self, Transfer};
-use crate::control::{self, Seen, Target, ends_with_slash, is_dir, is_same, kind_refusal, mounted};
+use crate::control::{
+    self, Root, Seen, Target, ends_with_slash, is_dir, is_same, kind_refusal, mounted,
+};
 use crate::failure::{Failure, Outcome, status};
 use crate::import::{self, Source};
 use crate::output::complain;
@@ -78,95 +85,145 @@ fn put_one(
 /// Copies an object of another file system, a directory or not, to a Ramet mount. It has a name once
 /// it is whole.
 pub fn bring((src, source): (&Path, &Seen), target: &Target, is_replacing: bool) -> Outcome {
-    let staged = Staged::new(target)?;
-    if source.is_dir() {
-        let args = args::Import {
-            verify: false,
-            json: false,
-            memory: None,
-            src: src.to_owned(),
-            dst: staged.path(),
-        };
-        // The directory that was seen: its path may lead to another object by now, and a name such
-        // as '-' has a meaning of its own in an import.
-        let dir = source.open_dir().map_err(|e| Failure::system(src, e))?;
-        let imported = import::import(&args, Source::Directory(dir.0))?;
-        if imported.told > 0 {
-            return Err(Failure::at(src, "not copied: see above"));
-        }
-    } else {
-        copy_file(src, &staged)?;
-    }
+    let staged = match source.is_dir() {
+        true => bring_tree((src, source), target)?,
+        false => bring_file((src, source), target)?,
+    };
     staged.publish(is_replacing)
 }
 
+fn bring_tree<'a>((src, source): (&Path, &Seen), target: &'a Target) -> Outcome<Staged<'a>> {
+    let staged = Staged::beside(target)?;
+    let args = args::Import {
+        verify: false,
+        json: false,
+        memory: None,
+        src: src.to_owned(),
+        dst: path_in(&staged.dir.0, &staged.name),
+    };
+    // The directory that was seen: its path may lead to another object by now, and a name such as
+    // '-' has a meaning of its own in an import.
+    let dir = source.open_dir().map_err(|e| Failure::system(src, e))?;
+    let imported = import::import(&args, Source::Directory(dir.0))?;
+    match imported.told {
+        0 => Ok(staged),
+        _ => Err(Failure::at(src, "not copied: see above")),
+    }
+}
+
 /// Copies an object that is no directory, with all of its attributes.
-fn copy_file(src: &Path, staged: &Staged<'_>) -> Outcome {
+fn bring_file<'a>((src, source): (&Path, &Seen), target: &'a Target) -> Outcome<Staged<'a>> {
+    let staged = Staged::apart(target)?;
+    let entry = source.entry.as_ref();
+    let entry = entry.ok_or_else(|| Failure::system(src, Errno::ISDIR))?;
+    let from = path_in(&entry.dir, &entry.name);
     let mut command = Command::new("cp");
     command.args(["--archive", "--no-target-directory", "--"]);
-    command.arg(src).arg(staged.path()).stdin(Stdio::null());
-    let ended = command.output();
+    command.arg(&from).arg(path_in(&staged.dir.0, &staged.name));
+    let ended = command.stdin(Stdio::null()).output();
     let ended = ended.map_err(|e| Failure::system(Path::new("cp"), e))?;
     if ended.status.success() {
-        return Ok(());
+        return Ok(staged);
     }
     let said = String::from_utf8_lossy(&ended.stderr);
+    let said = said.replace(&*from.to_string_lossy(), &src.to_string_lossy());
     Err(Failure::at(src, format!("not copied: {}", said.trim())))
 }
 
-/// A hidden name beside the destination, under which a copy is made. It goes with the value.
+/// A path by way of an open directory, wherever that has been moved. It holds for children of this
+/// process too.
+fn path_in(dir: &OwnedFd, name: &OsStr) -> PathBuf {
+    let dir = format!("/proc/{}/fd/{}", std::process::id(), dir.as_raw_fd());
+    Path::new(&dir).join(name)
+}
+
+/// A hidden name that no other user can foresee.
+fn hidden_name() -> rustix::io::Result<OsString> {
+    let mut bytes = [0; 16];
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    Ok(format!(".ramet-{:032x}", u128::from_le_bytes(bytes)).into())
+}
+
+/// A hidden name, under which a copy is made. It goes with the value.
 struct Staged<'a> {
     target: &'a Target,
+    /// The directory that has the name.
+    dir: Root,
     name: OsString,
+    /// The name of that directory, if it was made for the copy.
+    apart: Option<OsString>,
     is_published: bool,
 }
 
 impl<'a> Staged<'a> {
-    fn new(target: &'a Target) -> Outcome<Staged<'a>> {
-        let mut name = OsString::from(format!(".ramet-{}-", std::process::id()));
-        // A name of 255 bytes takes no more.
-        let own = target.name.as_encoded_bytes();
-        name.push(format!("{:016x}", ramet_block::hash(own)));
-        match target.root.look_at(&name) {
-            Err(Errno::NOENT) => Ok(Staged {
-                target,
-                name,
-                is_published: false,
-            }),
-            Ok(_) => Err(Failure::at(Path::new(&name), "already exists")),
-            Err(e) => Err(Failure::system(&target.path, e)),
-        }
+    /// A name beside the destination, for a tree: that is imported whole, or not at all. A rename
+    /// within one directory needs no right to write in the tree.
+    fn beside(target: &'a Target) -> Outcome<Staged<'a>> {
+        let failed = |e| Failure::system(&target.path, e);
+        Ok(Staged {
+            target,
+            dir: target.root.again().map_err(failed)?,
+            name: hidden_name().map_err(failed)?,
+            apart: None,
+            is_published: false,
+        })
     }
 
-    /// The path by way of the open directory, wherever that has been moved. It holds for children of
-    /// this process too.
-    fn path(&self) -> PathBuf {
-        let dir = self.target.root.0.as_raw_fd();
-        let dir = format!("/proc/{}/fd/{dir}", std::process::id());
-        Path::new(&dir).join(&self.name)
+    /// A name in a new directory beside the destination, for a program that opens its target by
+    /// name: no other user can put a link there, and no other user can read a part of the copy.
+    fn apart(target: &'a Target) -> Outcome<Staged<'a>> {
+        let failed = |e| Failure::system(&target.path, e);
+        let name = hidden_name().map_err(failed)?;
+        let above = &target.root.0;
+        mkdirat(above, &name, Mode::RWXU).map_err(|e| mounted(&target.path, e))?;
+        let dir = own_dir(above, &name).inspect_err(|_| {
+            // The first error is the one to tell.
+            let _ = unlinkat(above, &name, AtFlags::REMOVEDIR);
+        });
+        Ok(Staged {
+            target,
+            dir: dir.map_err(failed)?,
+            name: hidden_name().map_err(failed)?,
+            apart: Some(name),
+            is_published: false,
+        })
     }
 
     fn publish(mut self, is_replacing: bool) -> Outcome {
         let target = self.target;
-        let root = &target.root;
-        let staged = root
-            .look_at(&self.name)
-            .map_err(|e| Failure::system(&target.path, e))?;
-        put_in_place((root, &self.name), &staged, target, is_replacing)?;
+        let staged = self.dir.look_at(&self.name);
+        let staged = staged.map_err(|e| Failure::system(&target.path, e))?;
+        put_in_place((&self.dir, &self.name), &staged, target, is_replacing)?;
         self.is_published = true;
         Ok(())
     }
 }
 
+/// Opens a directory that this user has just made for itself alone. Another user that may rename
+/// entries may have put another one in its place.
+fn own_dir(above: &OwnedFd, name: &OsStr) -> rustix::io::Result<Root> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let dir = openat(above, name, flags, Mode::empty())?;
+    let stat = fstat(&dir)?;
+    let mode = Mode::from_raw_mode(stat.st_mode);
+    if stat.st_uid != geteuid().as_raw() || mode.intersects(Mode::RWXG | Mode::RWXO) {
+        return Err(Errno::STALE);
+    }
+    if !mode.contains(Mode::RWXU) {
+        // A default access list of the directory above took rights of the owner.
+        fchmod(&dir, Mode::RWXU)?;
+    }
+    Ok(Root(dir))
+}
+
 impl Drop for Staged<'_> {
     fn drop(&mut self) {
-        if self.is_published {
-            return;
+        // A copy that was not published is of no use to anybody.
+        if !self.is_published && self.dir.remove(&self.name).is_err() {
+            let _ = unlinkat(&self.dir.0, &self.name, AtFlags::empty());
         }
-        let root = &self.target.root;
-        // A copy that was not published. It is of no use to anybody.
-        if root.remove(&self.name).is_err() {
-            let _ = unlinkat(&root.0, &self.name, AtFlags::empty());
+        if let Some(apart) = &self.apart {
+            let _ = unlinkat(&self.target.root.0, apart, AtFlags::REMOVEDIR);
         }
     }
 }
@@ -200,7 +257,7 @@ pub fn put_in_place(
             control::remove_seen(dir, name, &old).map_err(|e| {
                 // The user keeps both in the end: nothing that was there is lost.
                 let undone = rename(RenameFlags::EXCHANGE).is_ok();
-                let user = rustix::process::geteuid().as_raw();
+                let user = geteuid().as_raw();
                 let why = control::removal_refusal(&target.path, user, &existing, e);
                 if undone { why } else { refusal(target, e) }
             })

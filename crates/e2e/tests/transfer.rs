@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
@@ -223,6 +223,56 @@ fn sources_of_one_name_do_not_replace_each_other() {
         "no such file",
     );
     assert!(!place.has("file"));
+    place.end();
+}
+
+#[test]
+fn a_link_that_is_put_in_the_way_of_a_copy_is_not_written_through() {
+    let place = Place::new();
+    let victim = place.outside.join("victim");
+    fs::write(&victim, "kept").unwrap();
+    // In the place of cp(1), which puts a link where the copy would go if that were beside the
+    // destination, then copies, and tells the mode of the directory that it copied into.
+    let programs = place.bed.path().join("programs");
+    fs::create_dir(&programs).unwrap();
+    let script = "#!/bin/sh\nfor to; do :; done\nln -s $VICTIM $BESIDE/${to##*/}\n\
+                  stat -Lc %a ${to%/*} > $VICTIM.mode\nexec /bin/cp \"$@\"\n";
+    fs::write(programs.join("cp"), script).unwrap();
+    fs::set_permissions(programs.join("cp"), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:/usr/bin:/bin", programs.display());
+    for verb in ["cp", "mv"] {
+        let mut command = std::process::Command::new(ramet_bin());
+        command
+            .arg(verb)
+            .args([place.at("outside/file"), place.at("copy")]);
+        let all = [
+            ("PATH", path.as_ref()),
+            ("VICTIM", victim.as_path()),
+            ("BESIDE", place.mount.root()),
+        ];
+        let out = command.args(["--replace"]).envs(all).output().unwrap();
+        assert!(out.status.success(), "{out:?}");
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "kept");
+        let mode = fs::read_to_string(place.outside.join("victim.mode")).unwrap();
+        assert_eq!(mode, "700\n");
+        assert_eq!(place.read("copy"), "plain");
+        let names = fs::read_dir(place.mount.root()).unwrap();
+        let names = names.map(|entry| entry.unwrap().path());
+        for link in names.filter(|path| path.is_symlink() && *path != place.at("link")) {
+            fs::remove_file(link).unwrap();
+        }
+    }
+    // A copy that fails leaves nothing, and is told by the path that was given.
+    fs::write(programs.join("cp"), "#!/bin/sh\nexec /bin/cp \"$@\" none\n").unwrap();
+    let mut command = std::process::Command::new(ramet_bin());
+    command
+        .arg("cp")
+        .args([place.at("outside/victim"), place.at("copy")]);
+    let out = command.env("PATH", path).output().unwrap();
+    assert!(
+        String::from_utf8_lossy(&out.stderr).contains("not copied"),
+        "{out:?}"
+    );
     place.end();
 }
 
