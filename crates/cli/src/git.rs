@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
+use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -10,11 +11,13 @@ use std::process::{Command, Output, Stdio};
 use crate::failure::{Failure, Outcome};
 use crate::output::complain;
 
-/// A path that git ignores: a file, or a directory with nothing in it that git knows.
+/// A path that git ignores in one of two trees: an object that patterns name, or a directory that
+/// has nothing but such objects in it, in either tree.
 pub struct Ignored {
     /// Names joined by `/`.
     pub path: Vec<u8>,
-    pub is_dir: bool,
+    /// It is a directory, and git ignores all that the second tree has there.
+    pub is_whole: bool,
 }
 
 /// Whether a directory is the top of a git tree.
@@ -38,6 +41,23 @@ const SETTINGS: [&str; 7] = [
 
 fn run(dir: &Path, args: &[&OsStr]) -> Outcome<Output> {
     let dir = std::path::absolute(dir).map_err(|e| Failure::system(dir, e))?;
+    let out = answer(&dir, args, b"")?;
+    match out.status.success() {
+        true => Ok(out),
+        false => Err(refused(&dir, &out)),
+    }
+}
+
+/// The failure of a command of git that has ended.
+fn refused(dir: &Path, out: &Output) -> Failure {
+    let why = String::from_utf8_lossy(&out.stderr);
+    let why = why.lines().next_back().unwrap_or("git failed").to_owned();
+    Failure::at(dir, why)
+}
+
+/// The output and the end of a command of git that reads these bytes.
+fn answer(dir: &Path, args: &[&OsStr], input: &[u8]) -> Outcome<Output> {
+    let dir = std::path::absolute(dir).map_err(|e| Failure::system(dir, e))?;
     let mut command = Command::new("git");
     for name in std::env::vars_os().map(|(name, _)| name) {
         if name.as_bytes().starts_with(b"GIT_") {
@@ -54,15 +74,21 @@ fn run(dir: &Path, args: &[&OsStr]) -> Outcome<Output> {
     for setting in SETTINGS {
         command.args(["-c", setting]);
     }
-    command.args(args).stdin(Stdio::null());
-    let out = command.output();
-    let out = out.map_err(|e| Failure::system(Path::new("git"), e))?;
-    if out.status.success() {
-        return Ok(out);
-    }
-    let why = String::from_utf8_lossy(&out.stderr);
-    let why = why.lines().next_back().unwrap_or("git failed").to_owned();
-    Err(Failure::at(&dir, why))
+    command.args(args).stdin(match input {
+        [] => Stdio::null(),
+        _ => Stdio::piped(),
+    });
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let failed = |e| Failure::system(Path::new("git"), e);
+    let mut child = command.spawn().map_err(failed)?;
+    let stdin = child.stdin.take();
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            // A command that ends early has not read all of it, and says why.
+            stdin.map(|mut stdin| stdin.write_all(input))
+        });
+        child.wait_with_output().map_err(failed)
+    })
 }
 
 /// A file of settings that git has to read itself.
@@ -156,52 +182,108 @@ fn paths_of(out: &Output) -> impl Iterator<Item = &[u8]> {
     paths.filter(|path| !path.is_empty())
 }
 
-/// The paths that git ignores in the tree `dir`. A directory without anything that git knows is
-/// one path.
-fn ignored(dir: &Path) -> Outcome<Vec<Ignored>> {
-    let args = [
-        "ls-files",
-        "-z",
-        "--others",
-        "--ignored",
-        "--exclude-standard",
-        "--directory",
-    ];
-    let out = run(dir, &args.map(OsStr::new))?;
-    let one = |path: &[u8]| Ignored {
-        path: path.strip_suffix(b"/").unwrap_or(path).to_vec(),
-        is_dir: path.ends_with(b"/"),
-    };
-    Ok(paths_of(&out).map(one).collect())
+/// The paths that git ignores in a tree.
+#[derive(Default)]
+struct IgnoredIn {
+    /// Objects that patterns name, which are files or directories.
+    files: BTreeSet<Vec<u8>>,
+    dirs: BTreeSet<Vec<u8>>,
+    /// Directories that no pattern names, and that have nothing but ignored objects in them. Those
+    /// are told besides.
+    only_around: BTreeSet<Vec<u8>>,
 }
 
-/// The paths that git ignores in one of two trees and does not track in the other one.
+impl IgnoredIn {
+    fn of(dir: &Path) -> Outcome<Self> {
+        let args = [
+            "ls-files",
+            "-z",
+            "--others",
+            "--ignored",
+            "--exclude-standard",
+            "--directory",
+        ];
+        let out = run(dir, &args.map(OsStr::new))?;
+        let mut found = Self::default();
+        for path in paths_of(&out) {
+            match path.strip_suffix(b"/") {
+                Some(dir) => found.only_around.insert(dir.to_vec()),
+                None => found.files.insert(path.to_vec()),
+            };
+        }
+        found.dirs = named_by_patterns(dir, &found.only_around)?;
+        let dirs = &found.dirs;
+        found.only_around.retain(|dir| !dirs.contains(dir));
+        Ok(found)
+    }
+
+    /// Whether it is a directory with nothing in it that is not ignored.
+    fn has_dir(&self, path: &Vec<u8>) -> bool {
+        self.dirs.contains(path) || self.only_around.contains(path)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Vec<u8>> {
+        let files = self.files.iter().chain(&self.dirs);
+        files.chain(&self.only_around)
+    }
+}
+
+/// Those of some paths that patterns of git name, or a directory above.
+fn named_by_patterns(dir: &Path, paths: &BTreeSet<Vec<u8>>) -> Outcome<BTreeSet<Vec<u8>>> {
+    const NONE: i32 = 1;
+    // With these bytes in front, no path is a pattern itself.
+    const HERE: &[u8] = b"./";
+    if paths.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let asked: Vec<u8> = paths
+        .iter()
+        .flat_map(|path| [HERE, path, b"\0"].concat())
+        .collect();
+    let args = ["check-ignore", "-z", "--stdin"];
+    let out = answer(dir, &args.map(OsStr::new), &asked)?;
+    if !out.status.success() && out.status.code() != Some(NONE) {
+        return Err(refused(dir, &out));
+    }
+    let named = paths_of(&out).filter_map(|path| path.strip_prefix(HERE));
+    Ok(named.map(<[u8]>::to_vec).collect())
+}
+
+/// The paths that git ignores in one of two trees and does not track in the other one. A directory
+/// that no pattern names may have other files in the other tree: it is told only if that has none.
 pub fn ignored_in_both(a: &Path, b: &Path) -> Outcome<Vec<Ignored>> {
-    let mut all: Vec<Ignored> = Vec::new();
-    for (here, there) in [(a, b), (b, a)] {
+    let is_there = |dir: &Path, path: &[u8]| {
+        let found = std::fs::symlink_metadata(dir.join(OsStr::from_bytes(path)));
+        let kind = found.err().map(|e| e.kind());
+        !matches!(kind, Some(ErrorKind::NotFound | ErrorKind::NotADirectory))
+    };
+    let found = [IgnoredIn::of(a)?, IgnoredIn::of(b)?];
+    let mut tops: BTreeSet<&Vec<u8>> = BTreeSet::new();
+    for (here, there) in [(0, b), (1, a)] {
         let out = run(there, &["ls-files", "-z", "--cached"].map(OsStr::new))?;
         let tracked: BTreeSet<&[u8]> = paths_of(&out).collect();
-        all.extend(ignored(here)?.into_iter().filter(|one| {
-            let first = tracked.range(&one.path[..]..).next();
-            let below = [&one.path[..], b"/"].concat();
+        tops.extend(found[here].all().filter(|path| {
+            let first = tracked.range(&path[..]..).next();
+            let below = [&path[..], b"/"].concat();
             let first_below = tracked.range(&below[..]..).next();
-            let is_tracked = first.is_some_and(|path| **path == one.path[..])
+            let is_tracked = first.is_some_and(|first| **first == path[..])
                 || first_below.is_some_and(|path| path.starts_with(&below));
-            !is_tracked
+            let is_only_around = found[here].only_around.contains(*path);
+            let has_others = !found[1 - here].has_dir(path) && is_there(there, path);
+            !(is_tracked || is_only_around && has_others)
         }));
     }
-    // Only the outermost ones.
-    let tops: BTreeSet<Vec<u8>> = all.iter().map(|one| one.path.clone()).collect();
-    all.retain(|one| {
-        let ends = one
-            .path
-            .iter()
-            .enumerate()
-            .filter(|(_, byte)| **byte == b'/');
-        let mut above = ends.map(|(end, _)| &one.path[..end]);
-        !above.any(|above| tops.contains(above))
+    let is_outermost = |path: &&&Vec<u8>| {
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+        let mut above = ends.map(|(end, _)| path[..end].to_vec());
+        !above.any(|above| tops.contains(&above))
+    };
+    let [in_a, in_b] = &found;
+    let told = tops.iter().filter(is_outermost).map(|path| Ignored {
+        path: path.to_vec(),
+        is_whole: in_b.has_dir(path) || in_a.has_dir(path) && !is_there(b, path),
     });
-    Ok(all)
+    Ok(told.collect())
 }
 
 /// Fetches the branches and the HEAD of the repository of `fork` into that of `dst`, as references

@@ -279,9 +279,12 @@ impl<'a> Merging<'a> {
             return Ok((Vec::new(), Vec::new()));
         }
         let ignored = git::ignored_in_both(self.fork, &self.dst)?;
-        let is_taken = |path: &git::Ignored| path.is_dir && self.how.ignored == Ignored::Take;
+        let is_take = self.how.ignored == Ignored::Take;
+        let is_taken = |path: &git::Ignored| path.is_whole && is_take;
         let (taken, mut left): (Vec<_>, Vec<_>) = ignored.into_iter().partition(is_taken);
-        left.retain(|path| path.is_dir || !self.takes_ignored_files);
+        if self.takes_ignored_files {
+            left.clear();
+        }
         let texts = |paths: Vec<git::Ignored>| {
             let texts: BTreeSet<String> = paths.iter().map(|one| text_of_path(&one.path)).collect();
             texts.into_iter().collect()

@@ -364,6 +364,53 @@ fn repositories_are_fetched_and_ignored_names_stay() {
     );
 }
 
+/// No pattern names `out`: all files in one of the two are ignored, and not those of the other.
+#[test]
+fn a_directory_that_no_pattern_names_is_merged_name_by_name() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let pair = Pair { mount: &mount };
+    for name in ["a", "b", "c"] {
+        pair.write(&format!("src/out/{name}/a.log"), "base");
+    }
+    pair.fork_repository("*.log\ntarget\n");
+    pair.write("src/out/a/thesis", "months");
+    pair.write("fork/out/a/a.log", "fork's");
+    pair.write("fork/out/b/report", "fork's");
+    pair.write("fork/out/c/b.log", "fork's");
+    pair.write("fork/alone/a.log", "fork's");
+    pair.write("fork/target/built", "fork's");
+    // A directory that the fork alone ignores.
+    pair.write("src/mine/thesis", "months");
+    pair.write("fork/mine/built", "fork's");
+    pair.write("fork/.git/info/exclude", "mine\n");
+    let (code, told) = status(&["merge", "--dry-run", &pair.text("fork")]);
+    assert_eq!(code, 0, "{told}");
+    assert!(
+        told.starts_with("taken      out/b/report\nramet: "),
+        "{told}"
+    );
+    done(&["merge", "--ignored", "take", &pair.text("fork")]);
+    assert_eq!(pair.read("src/out/a/thesis"), "months");
+    assert_eq!(pair.read("src/out/a/a.log"), "base");
+    assert_eq!(pair.read("src/out/b/report"), "fork's");
+    assert_eq!(pair.read("src/out/c/b.log"), "fork's");
+    assert_eq!(pair.read("src/alone/a.log"), "fork's");
+    assert_eq!(pair.read("src/target/built"), "fork's");
+    assert_eq!(pair.read("src/mine/thesis"), "months");
+    assert!(!pair.path("src/mine/built").exists());
+    done(&["refresh", &pair.text("fork")]);
+    for (name, content) in [
+        ("out/a/thesis", "months"),
+        ("out/a/a.log", "fork's"),
+        ("out/b/report", "fork's"),
+        ("mine/thesis", "months"),
+        ("mine/built", "fork's"),
+    ] {
+        assert_eq!(pair.read(&format!("fork/{name}")), content, "{name}");
+    }
+}
+
 #[test]
 fn a_refreshed_fork_has_the_changes_of_both() {
     for transport in TRANSPORTS {
