@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ramet_betree::VOLUME_BYTES_MIN;
 use ramet_block::owner::Contents;
-use ramet_block::superblock::{AREA_END, read_superblock};
+use ramet_block::superblock::read_superblock;
 use ramet_block::{Access, BLOCK_BYTES, Device, FileDevice, SuperblockError, Uuid, create_image};
 use ramet_fs::{FormatOptions, UnfinishedVolume};
 
@@ -88,7 +88,7 @@ fn make(args: &Mkfs, image: FileDevice, fresh: bool) -> Outcome {
         None => Ok(()),
     };
     // The image is too short for a volume, so there is no volume to be careful with.
-    if image.len_bytes() < AREA_END {
+    if image.len_bytes() < VOLUME_BYTES_MIN {
         resize().map_err(failed)?;
     }
     if image.len_bytes() < VOLUME_BYTES_MIN {
