@@ -12,7 +12,7 @@ use common::{Mortal, find, image_of};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Caller, CloneMode, DirEntry, Error, FileFlags, FormatOptions, Ino, Invalidation, Kind,
-    NewInode, OpenOptions, ROOT_INO, RenameMode, Volume,
+    NewInode, OpenOptions, ROOT_INO, RenameMode, SetAttr, Volume,
 };
 
 const LINKS: u32 = 12_000;
@@ -169,15 +169,10 @@ impl Fixture {
     /// Writes a file until the volume is full. Tells its size.
     fn fill(&self) -> (Ino, u64) {
         let filler = self.make(ROOT_INO, "filler", Kind::Regular);
-        let (mut at, mut byte) = (0_u64, 1_u64);
+        let mut at = 0;
         for len in [256 << 10, 4 << 10] {
             loop {
-                let block: Vec<u8> = (0..len)
-                    .map(|_| {
-                        byte = byte.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                        (byte >> 56) as u8
-                    })
-                    .collect();
+                let block = noise(at, len);
                 if self.volume.files().write(filler, at, &block, None).is_err() {
                     break;
                 }
@@ -187,11 +182,33 @@ impl Fixture {
         (filler, at)
     }
 
+    /// Cuts a file to this size, and frees its space.
+    fn cut(&self, file: Ino, size_bytes: u64) {
+        let set = SetAttr {
+            size_bytes: Some(size_bytes),
+            ..SetAttr::default()
+        };
+        self.volume.attributes().setattr(file, &set, None).unwrap();
+        self.volume.checkpoint().unwrap();
+    }
+
     fn reopen(&mut self) {
         self.volume.close().unwrap();
         self.volume = Volume::open(Arc::clone(&self.device), self.options.clone()).unwrap();
         self.check();
     }
+}
+
+/// Bytes that nothing makes smaller.
+fn noise(seed: u64, len: u64) -> Vec<u8> {
+    let mut state = seed + 1;
+    let byte = |_| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 56) as u8
+    };
+    (0..len).map(byte).collect()
 }
 
 #[test]
@@ -1072,6 +1089,88 @@ fn a_reader_that_goes_on_after_a_join_gets_the_files_of_its_names() {
         assert_eq!(*ino, fixture.find(&format!("c/tree/{name}")), "{name}");
         assert_ne!(*ino, fixture.find(&format!("top/tree/{name}")), "{name}");
     }
+    fixture.check();
+}
+
+/// A clone root `c` whose join stopped half way, in a volume that has room again.
+fn joined_in_part() -> Fixture {
+    let options = OpenOptions {
+        links_at_once: None,
+        ..manual()
+    };
+    let fixture = Fixture::with(LINKS, options);
+    fixture.clone_to("top", "", "c");
+    while fixture.volume.controls().settle_links().unwrap() {}
+    let plain = fixture.make(fixture.find("c"), "plain", Kind::Regular);
+    let (filler, mut size_bytes) = fixture.fill();
+    loop {
+        let linked = fixture.volume.names().link(plain, ROOT_INO, b"y");
+        assert!(is_no_space(linked), "the join stops half way");
+        if fixture.keys(b"\x03\0\x02c\0\x10") > 0 {
+            break;
+        }
+        size_bytes -= 256 << 10;
+        fixture.cut(filler, size_bytes);
+    }
+    fixture.check();
+    fixture.cut(filler, 0);
+    fixture
+}
+
+fn is_no_space<T>(result: ramet_fs::Result<T>) -> bool {
+    matches!(result, Err(Error::Tree(ramet_betree::Error::NoSpace)))
+}
+
+#[test]
+fn directories_in_a_clone_root_that_is_joined_in_part_stay() {
+    let mut fixture = joined_in_part();
+    let root = Caller::root();
+    let (c, tree) = (fixture.find("c"), fixture.find("c/tree"));
+    let trees = fixture.volume.trees();
+    assert!(is_no_space(trees.remove_tree(&root, c, b"tree")));
+    let mode = CloneMode::New;
+    assert!(is_no_space(
+        trees.clone_entry(&root, tree, ROOT_INO, b"copy", mode)
+    ));
+    let (from, to) = ((c, &b"tree"[..]), (ROOT_INO, &b"moved"[..]));
+    let moved = fixture
+        .volume
+        .names()
+        .rename(from, to, RenameMode::NoReplace, None);
+    assert!(is_no_space(moved));
+    fixture.reopen();
+    assert_eq!(fixture.keys(NOTES), 0);
+    fixture.clone_to("c/tree", "", "copy");
+    fixture.remove("c", "tree");
+    fixture.settle();
+    for n in 0..LINKS {
+        let files = ["copy", "c/store"].map(|dir| format!("{dir}/{n}"));
+        let told = files.map(|path| (fixture.nlink(&path), fixture.read(&path)));
+        assert_eq!(told, [(); 2].map(|()| (1, n.to_string().into_bytes())));
+    }
+}
+
+#[test]
+fn an_empty_clone_root_that_is_joined_in_part_goes() {
+    let mut fixture = joined_in_part();
+    let c = fixture.find("c");
+    for name in ["tree", "store"] {
+        let dir = fixture.find(&format!("c/{name}"));
+        for n in 0..LINKS {
+            let names = fixture.volume.names();
+            names.unlink(dir, n.to_string().as_bytes()).unwrap();
+        }
+        fixture.volume.names().rmdir(c, name.as_bytes()).unwrap();
+    }
+    fixture.volume.names().unlink(c, b"plain").unwrap();
+    fixture.make(ROOT_INO, "empty", Kind::Directory);
+    let (from, to) = ((ROOT_INO, &b"empty"[..]), (ROOT_INO, &b"c"[..]));
+    let names = fixture.volume.names();
+    names.rename(from, to, RenameMode::Replace, None).unwrap();
+    fixture.check();
+    fixture.volume.forget_all();
+    fixture.reopen();
+    assert_eq!(fixture.keys(NOTES), 0);
     fixture.check();
 }
 

@@ -87,7 +87,7 @@ impl LinksBelow {
         dir: &Arc<Inode>,
         purpose: Use,
     ) -> Result<Option<Self>> {
-        is_whole(dir)?;
+        is_whole(namespace, dir)?;
         if !dir.is_dir() || dir.is_clone_root() || !may_have_links(namespace, dir)? {
             return Ok(None);
         }
@@ -194,9 +194,15 @@ impl LinksBelow {
     }
 }
 
-/// Refuses a clone root whose join began and could not end: its names are in two indexes.
-fn is_whole(dir: &Inode) -> Result<()> {
-    match dir.is_joining.load(Ordering::SeqCst) && dir.is_clone_root() {
+/// Refuses a clone root whose join began and could not end, and a directory below it: its names are
+/// in two indexes.
+fn is_whole(namespace: &Namespace, dir: &Arc<Inode>) -> Result<()> {
+    if !dir.is_dir() {
+        return Ok(());
+    }
+    let root = namespace.topology.read().clone_root(dir);
+    let root = root.map_err(gone_is_not_found)?;
+    match root.is_joining.load(Ordering::SeqCst) && root.is_clone_root() {
         true => Err(Error::Tree(ramet_betree::Error::NoSpace)),
         false => Ok(()),
     }
@@ -290,7 +296,7 @@ pub(crate) fn prepare_links(
 /// # Errors
 /// As [`LinksBelow::find`].
 pub(crate) fn has_links_below(namespace: &Namespace, dir: &Arc<Inode>) -> Result<bool> {
-    is_whole(dir)?;
+    is_whole(namespace, dir)?;
     if !dir.is_dir() || dir.is_clone_root() || !may_have_links(namespace, dir)? {
         return Ok(false);
     }

@@ -115,14 +115,18 @@ impl Joins {
             }
         }
         // The outer ones come first.
-        for path in paths {
+        'paths: for path in paths {
             let mut dir = self.namespace.dir(ROOT_INO)?;
             for name in keys::names_between(b"", &path) {
                 let found = {
                     let _names = dir.names.read();
                     self.namespace.find(&dir, name)?
                 };
-                dir = found.ok_or(Error::NotFound)?;
+                let Some(found) = found else {
+                    tracing::warn!("a clone root that was being joined is gone");
+                    continue 'paths;
+                };
+                dir = found;
             }
             self.join_root(&dir)?;
         }
@@ -360,5 +364,58 @@ impl Moving {
             via,
         };
         tx.move_to(&self.inode, location);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ramet_block::{Device, MemDevice};
+
+    use crate::{
+        Caller, CloneMode, FormatOptions, Ino, Kind, NewInode, OpenOptions, RenameMode, Volume,
+    };
+
+    use super::*;
+
+    fn is_no_space<T>(result: Result<T>) -> bool {
+        matches!(result, Err(Error::Tree(ramet_betree::Error::NoSpace)))
+    }
+
+    #[test]
+    fn directories_below_a_clone_root_that_is_joined_in_part_stay_until_they_are_empty() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let (names, trees, root) = (volume.names(), volume.trees(), Caller::root());
+        let make = |dir, name: &str, kind| {
+            let new = NewInode::new(kind, 0o755);
+            names.create(dir, name.as_bytes(), &new).unwrap().ino
+        };
+        let find = |dir: Ino, name: &str| names.lookup(dir, name.as_bytes()).unwrap().ino;
+        let top = make(ROOT_INO, "top", Kind::Directory);
+        let sub = make(top, "sub", Kind::Directory);
+        let file = make(top, "f", Kind::Regular);
+        names.link(file, sub, b"g").unwrap();
+        let mode = CloneMode::New;
+        trees.clone_entry(&root, top, ROOT_INO, b"c", mode).unwrap();
+        let (c, sub) = (find(ROOT_INO, "c"), find(find(ROOT_INO, "c"), "sub"));
+        let inode = names.joins.namespace.dir(c).unwrap();
+        names.joins.begin(&inode).unwrap();
+
+        assert!(is_no_space(trees.remove_tree(&root, c, b"sub")));
+        let copied = trees.clone_entry(&root, sub, ROOT_INO, b"copy", mode);
+        assert!(is_no_space(copied));
+        let (from, to) = ((c, &b"sub"[..]), (ROOT_INO, &b"moved"[..]));
+        let moved = names.rename(from, to, RenameMode::NoReplace, None);
+        assert!(is_no_space(moved));
+
+        names.unlink(sub, b"g").unwrap();
+        names.rmdir(c, b"sub").unwrap();
+        names.unlink(c, b"f").unwrap();
+        names.rmdir(ROOT_INO, b"c").unwrap();
+        make(ROOT_INO, "c", Kind::Directory);
+        assert_eq!(volume.controls().check().unwrap(), []);
+        names.joins.finish_joins().unwrap();
+        volume.close().unwrap();
     }
 }

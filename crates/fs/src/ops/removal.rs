@@ -5,12 +5,13 @@
 //! parts of their transactions.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::keys;
-use crate::format::record::{DeletedEntry, FLAG_XATTRS, Time};
+use crate::format::record::{DeletedEntry, FLAG_JOINING, FLAG_XATTRS, Time};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{DirPath, Inode, Location};
 use crate::namespace::number_reclaim::put_gone;
@@ -113,6 +114,11 @@ impl Removal<'_> {
         let slot = tx.get(victim).slot;
         remove_entry(tx, victim, (at, &dir), slot);
         tx.unpin(victim, at.dir.identity());
+        if victim.is_joining.load(Ordering::SeqCst) {
+            // No name is left that the join would move.
+            tx.batch.delete(keys::joining(&path));
+            tx.edit(victim).flags &= !FLAG_JOINING;
+        }
         put_gone(&mut tx.batch, victim.identity());
         let record = tx.edit(victim);
         (record.nlink, record.ctime) = (0, self.now);
