@@ -50,6 +50,24 @@ pub struct SetAttr {
 }
 
 impl SetAttr {
+    /// Whether it makes an inode with this record no longer. A cut needs no map of blocks. Another
+    /// thread may cut the file more until its state is locked.
+    fn is_cut(&self, record: &Record) -> bool {
+        self.size_bytes
+            .is_some_and(|size_bytes| size_bytes <= record.size_bytes)
+    }
+
+    /// A record with a time of a second or more of nanoseconds would be taken for damage.
+    fn check_times(&self) -> Result<()> {
+        let times = [self.atime, self.mtime];
+        let is_bad =
+            |time: &SetTime| matches!(time, SetTime::At(time) if time.nanos >= NANOS_PER_SEC);
+        match times.iter().flatten().any(is_bad) {
+            true => Err(Error::Invalid("nanoseconds")),
+            false => Ok(()),
+        }
+    }
+
     /// Refuses a change of a protected inode. To set the times to now is an addition: a write does
     /// the same.
     fn allow(&self, protection: Protection) -> Result<()> {
@@ -198,21 +216,22 @@ impl Attributes {
     /// `IsDirectory` or `Invalid` for a new size of anything but a file, `Invalid` for a time with
     /// a second or more of nanoseconds, `TooBig`, and those of the tree.
     pub fn setattr(&self, ino: Ino, set: &SetAttr, writer: Writer<'_>) -> Result<Attr> {
-        for time in [set.atime, set.mtime].into_iter().flatten() {
-            // A record with this time would be taken for damage.
-            if matches!(time, SetTime::At(time) if time.nanos >= NANOS_PER_SEC) {
-                return Err(Error::Invalid("nanoseconds"));
-            }
-        }
+        set.check_times()?;
         let inode = self.namespace.inode(ino)?;
+        let is_cut = set.is_cut(&inode.state.read());
         let map_bytes = match (set.size_bytes, inode.kind) {
             (None, _) => 0,
+            (Some(_), Kind::Regular) if is_cut => 0,
             (Some(_), Kind::Regular) => map_bytes(&self.namespace, &inode)?,
             (Some(_), Kind::Directory) => return Err(Error::IsDirectory),
             (Some(_), _) => return Err(Error::Invalid("size of something else than a file")),
         };
         self.namespace.tree.admit(RECORDS_BYTES + map_bytes)?;
         let mut tx = Transaction::new(lock_states(&[&inode]));
+        if is_cut && !set.is_cut(tx.get(&inode)) {
+            drop(tx);
+            return self.setattr(ino, set, writer);
+        }
         let protection = self.namespace.protections.of(&inode, tx.get(&inode))?;
         set.allow(protection)?;
         let resize = set
@@ -265,5 +284,39 @@ impl Attributes {
         tx.apply(&topology, &self.namespace.tree)?;
         drop(topology);
         link_counts::attr(&self.namespace, &inode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ramet_block::{Device, MemDevice};
+
+    use crate::format::ino::ROOT_INO;
+    use crate::{FormatOptions, NewInode, OpenOptions, Volume};
+
+    use super::*;
+
+    #[test]
+    fn a_file_whose_map_no_batch_takes_is_cut_all_the_same() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let new = NewInode::new(Kind::Regular, 0o644);
+        let file = volume.names().create(ROOT_INO, b"f", &new).unwrap().ino;
+        let inode = volume.attributes().namespace.inode(file).unwrap();
+        inode.state.write().size_bytes = 1 << 50;
+        let resize = |size_bytes| {
+            let set = SetAttr {
+                size_bytes: Some(size_bytes),
+                ..SetAttr::default()
+            };
+            volume.attributes().setattr(file, &set, None)
+        };
+        let grown = resize((1 << 50) + 1);
+        assert!(matches!(grown, Err(Error::TooBig)), "{grown:?}");
+        for size_bytes in [(1 << 50) - 5, 1 << 49, 0] {
+            assert_eq!(resize(size_bytes).unwrap().size_bytes, size_bytes);
+        }
+        assert_eq!(volume.controls().check().unwrap(), []);
     }
 }

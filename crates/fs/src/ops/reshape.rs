@@ -12,7 +12,7 @@ use crate::format::keys;
 use crate::format::record::{FLAG_SPARSE, Record};
 use crate::namespace::inode::Inode;
 use crate::namespace::resolve::Namespace;
-use crate::namespace::transaction::Transaction;
+use crate::namespace::transaction::{RECORDS_BYTES, Transaction};
 use crate::ops::allocation::{Allocation, CHUNK_BLOCKS, become_sparse};
 use crate::ops::contents::delete_blocks;
 
@@ -174,6 +174,9 @@ fn dig(tx: &mut Transaction<'_>, path: &[u8], hole: &Hole, map: Option<&Allocati
 }
 
 /// Journal bytes of the map of a file that gets its first hole.
+///
+/// # Errors
+/// `TooBig` when no batch takes the map; those of the tree.
 pub(crate) fn map_bytes(namespace: &Namespace, inode: &Arc<Inode>) -> Result<usize> {
     let chunks = {
         let record = inode.state.read();
@@ -184,5 +187,11 @@ pub(crate) fn map_bytes(namespace: &Namespace, inode: &Arc<Inode>) -> Result<usi
     };
     let path_bytes = namespace.topology.read().path(inode)?.len() as u64;
     let bytes = chunks.saturating_mul(path_bytes + CHUNK_KEY_BYTES);
-    usize::try_from(bytes).map_err(|_| Error::TooBig)
+    // A volume that takes no changes has no longest batch, and refuses all of them.
+    let most = namespace.tree.batch_bytes_max();
+    let bytes = usize::try_from(bytes).map_err(|_| Error::TooBig)?;
+    match bytes.saturating_add(RECORDS_BYTES) > most && most > 0 {
+        true => Err(Error::TooBig),
+        false => Ok(bytes),
+    }
 }
