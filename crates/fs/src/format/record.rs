@@ -64,6 +64,9 @@ pub(crate) const S_ISGID: u32 = 0o2000;
 /// On a directory, only owners remove entries.
 pub(crate) const S_ISVTX: u32 = 0o1000;
 
+/// The attribute with the capabilities that a program gets when it is executed.
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
+
 /// A directory whose hidden range holds the shared inodes of the hard links inside.
 pub(crate) const FLAG_CLONE_ROOT: u16 = 1;
 /// Extended attributes may exist.

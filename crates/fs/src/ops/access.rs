@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::format::acl::ACCESS;
-use crate::format::record::{Kind, Record, S_ISGID, S_ISUID, S_ISVTX, Time};
+use crate::format::record::{CAPABILITY, Kind, Record, S_ISGID, S_ISUID, S_ISVTX, Time};
 use crate::namespace::inode::Inode;
 use crate::namespace::resolve::Namespace;
 use crate::ops::acl::list_of;
@@ -185,7 +185,7 @@ impl Caller {
     /// Whether an extended attribute of this name may be set on a new object of the process.
     #[must_use]
     pub fn may_set_xattr(&self, name: &[u8], kind: Kind) -> bool {
-        if name == b"security.capability" {
+        if name == CAPABILITY {
             self.has(Capabilities::SETFCAP)
         } else if name.starts_with(b"trusted.") || name.starts_with(b"security.") {
             self.has(Capabilities::SYS_ADMIN)

@@ -9,7 +9,7 @@ use crate::format::acl::ACCESS;
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::record::{
-    FLAG_CAPABILITY, Kind, NANOS_PER_SEC, Record, S_IFMT, S_ISGID, S_ISUID, Time,
+    CAPABILITY, FLAG_CAPABILITY, Kind, NANOS_PER_SEC, Record, S_IFMT, S_ISGID, S_ISUID, Time,
 };
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::Inode;
@@ -103,7 +103,7 @@ impl Transaction<'_> {
         let had_any = self.get(inode).has(FLAG_CAPABILITY);
         if had_any {
             self.edit(inode).flags &= !FLAG_CAPABILITY;
-            self.batch.delete(keys::xattr(path, b"security.capability"));
+            self.batch.delete(keys::xattr(path, CAPABILITY));
         }
         had_any
     }

@@ -32,7 +32,7 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::blocks::BLOCK;
 use crate::format::keys::{self, NumberKey, Orphan};
 use crate::format::record::{
-    FLAG_NO_ATIME, FLAG_NO_DUMP, FLAG_SPARSE, FLAG_XATTRS, Kind, Record, S_ISGID, Time,
+    CAPABILITY, FLAG_NO_ATIME, FLAG_NO_DUMP, FLAG_SPARSE, FLAG_XATTRS, Kind, Record, S_ISGID, Time,
 };
 use crate::format::slots::{SLOTS_WITHOUT_INDEX, Slot};
 use crate::namespace::inode::{DirPath, Inode, Location};
@@ -51,9 +51,7 @@ use crate::ops::contents::{FEW_BLOCKS, Few, delete_ranges, few_blocks, move_cont
 use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
 use crate::ops::invalidation::Invalidation;
 use crate::ops::merge_staged::{Copied, Keys, StagedMerge, are_same};
-use crate::ops::merge_steps::{
-    Action, CAPABILITY, Content, KEY_BYTES, Look, MergeParts, MergeStep,
-};
+use crate::ops::merge_steps::{Action, Content, KEY_BYTES, Look, MergeParts, MergeStep};
 use crate::ops::removal::Removal;
 use crate::ops::rename::{Move, move_slot};
 use crate::ops::staged::Destination;

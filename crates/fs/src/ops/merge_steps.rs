@@ -12,8 +12,6 @@ use crate::format::record::Record;
 pub(crate) const STEPS_MAX: usize = 1 << 16;
 /// Memory of a step beside its values, about: a plan, inodes, records and changes of the batch.
 pub(crate) const STEP_BYTES: usize = 4096;
-/// The attribute with the capabilities that a program gets when it is executed.
-pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 /// Most steps of one batch.
 const BATCH_STEPS_MAX: usize = 4096;
 /// Bytes of a batch of a merge that is staged, about.

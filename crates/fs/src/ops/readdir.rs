@@ -7,8 +7,9 @@
 //!
 //! Records lie in the order of names. The entries of a directory without a slot index, which never
 //! had many names, are read whole, and sorted by slot; those that the reader did not take are
-//! remembered until the directory or the topology changes (`streams.rs`). In other directories the index tells the
-//! names of a *window* of slots, and the entries of a window are read in the order of names.
+//! remembered until the directory or the topology changes (`streams.rs`). In other directories the
+//! index tells the names of a *window* of slots, and the entries of a window are read in the order
+//! of names.
 //!
 //! A reader of a directory asks once more behind the last entry, to hear that there is none. The
 //! first such question is answered without a scan, if the directory did not change.

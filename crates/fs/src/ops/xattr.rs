@@ -9,7 +9,7 @@ use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::name::NAME_BYTES_MAX;
 use crate::format::record::{
-    FLAG_ACL, FLAG_CAPABILITY, FLAG_DEFAULT_ACL, FLAG_XATTRS, Kind, S_ISGID,
+    CAPABILITY, FLAG_ACL, FLAG_CAPABILITY, FLAG_DEFAULT_ACL, FLAG_XATTRS, Kind, S_ISGID,
 };
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::acl::{PERMISSION_BITS, flag_of};
@@ -53,7 +53,7 @@ pub(crate) fn check(name: &[u8]) -> Result<()> {
 
 /// The flags of a record with an extended attribute of this name.
 pub(crate) fn flags_of(name: &[u8]) -> u16 {
-    let capability = match name == b"security.capability" {
+    let capability = match name == CAPABILITY {
         true => FLAG_CAPABILITY,
         false => 0,
     };

@@ -30,12 +30,10 @@ use ramet_block::{Budget, Held, Use};
 use crate::error::{Error, Result};
 use crate::format::acl::{ACCESS, Acl};
 use crate::format::keys;
-use crate::format::record::{FLAG_XATTRS, Kind, S_ISGID, S_ISUID};
+use crate::format::record::{CAPABILITY, FLAG_XATTRS, Kind, S_ISGID, S_ISUID};
 use crate::ops::access::Caller;
 use crate::ops::acl::PERMISSION_BITS;
-use crate::ops::merge_steps::{
-    Action, CAPABILITY, Content, Look, MergeStep, STEP_BYTES, STEPS_MAX,
-};
+use crate::ops::merge_steps::{Action, Content, Look, MergeStep, STEP_BYTES, STEPS_MAX};
 use crate::tools::diff::{Change, Difference, Found, Object, Side, diff_sides};
 use crate::tools::merge_text::MergedTexts;
 

@@ -11,14 +11,11 @@ use ramet_betree::{Diff, successor_of_prefix};
 use crate::error::Result;
 use crate::format::keys;
 use crate::format::record::{
-    FLAG_CAPABILITY, FLAG_NO_ATIME, FLAG_NO_DUMP, FLAG_XATTRS, Kind, Record,
+    CAPABILITY, FLAG_CAPABILITY, FLAG_NO_ATIME, FLAG_NO_DUMP, FLAG_XATTRS, Kind, Record,
 };
 use crate::format::stream::{SentAttributes, SentFlags, StreamItem};
 use crate::tools::diff::{Object, Side};
 use crate::tools::send::out::Out;
-
-/// The attribute that a change of contents or owner takes away.
-const CAPABILITY: &[u8] = b"security.capability";
 
 /// An object of a tree.
 type Of = (Arc<Side>, Object);
