@@ -634,7 +634,9 @@ impl Table {
 
     /// Whether an inode of this number is in memory, compact or not.
     pub(crate) fn has(&self, ino: Ino) -> bool {
-        self.get(ino).is_some() || self.shard(ino).lock().compact.contains_key(&ino.0)
+        let shard = self.shard(ino).lock();
+        let seat = shard.slots.get(&ino.0);
+        seat.is_some_and(|seat| seat.inode.strong_count() > 0) || shard.compact.contains_key(&ino.0)
     }
 
     /// Directory and name of the compact inode of this number.

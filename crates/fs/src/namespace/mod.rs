@@ -9,6 +9,7 @@ pub(crate) mod inode;
 pub(crate) mod known_below;
 pub(crate) mod known_blocks;
 pub(crate) mod link_counts;
+pub(crate) mod looks;
 pub(crate) mod notes;
 pub(crate) mod number_reclaim;
 pub(crate) mod number_tables;

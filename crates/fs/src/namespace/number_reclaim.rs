@@ -12,10 +12,10 @@
 //! queue.
 //!
 //! A directory that lives long gives runs back as well, of which no slot has a name any more: it
-//! looks at two of its blocks for each block that it gets ([`Numbers::sweep`]). A directory without
-//! a slot index has few blocks. It looks at all of them when it has taken as many slots as it had
-//! entries the last time. Behind the last block it looks at none until it may have lost a name
-//! again.
+//! looks at two of its blocks for each block that it gets ([`Numbers::sweep`]), a little later
+//! (`looks.rs`). A directory without a slot index has few blocks. It looks at all of them when it
+//! has taken as many slots as it had entries the last time. Behind the last block it looks at none
+//! until it may have lost a name again.
 //!
 //! All steps are taken by requests: a few after each removal, and more at each sync.
 
@@ -23,7 +23,7 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use ramet_betree::{Batch, Snapshot, successor_of_prefix};
+use ramet_betree::{Batch, Snapshot, Tree, successor_of_prefix};
 use ramet_block::failpoints::{self, Fault};
 
 use crate::error::Result;
@@ -40,7 +40,7 @@ use crate::namespace::slot_index::runs_with_names;
 /// Blocks and pins of a directory that one step looks at.
 const STEP_LEN: usize = 16;
 /// Blocks of a living directory that are looked at for one that it gets.
-const SWEPT_AT_ONCE: usize = 2;
+const SWEPT_FOR_ONE: usize = 2;
 
 /// Result of one step.
 enum Step {
@@ -77,36 +77,12 @@ impl Numbers {
         if !self.is_due.swap(false, Ordering::Relaxed) {
             return Ok(false);
         }
-        let mut given = self.given.lock();
-        let mut waiting = 0;
-        for _ in 0..steps {
-            if waiting >= given.gone.len() {
-                self.read_gone(&mut given)?;
-            }
-            if waiting >= given.gone.len() {
-                return Ok(false);
-            }
-            let Some(first) = given.gone.pop_front() else {
-                return Ok(false);
-            };
-            match self.step(&mut given, first) {
-                Ok(Step::Done) => waiting = 0,
-                Ok(Step::Goes) => {
-                    given.gone.push_front(first);
-                    waiting = 0;
-                }
-                Ok(Step::Waits) => {
-                    given.gone.push_back(first);
-                    waiting += 1;
-                }
-                Err(error) => {
-                    given.gone.push_front(first);
-                    return Err(error);
-                }
-            }
+        let goes_on = take_steps(self, steps);
+        // After an error the steps are taken again.
+        if !matches!(goes_on, Ok(false)) {
+            self.is_due.store(true, Ordering::Relaxed);
         }
-        self.is_due.store(true, Ordering::Relaxed);
-        Ok(true)
+        goes_on
     }
 
     /// Reads entries of the queue that are not in memory.
@@ -116,20 +92,10 @@ impl Numbers {
         }
         let known: HashSet<_> = given.gone.iter().copied().collect();
         given.has_all_gone = true;
-        for prefix in [NumberKey::all_dead(), NumberKey::all_unpinned()] {
-            let end = successor_of_prefix(&prefix);
-            let mut scan = self.tree.scan(&prefix, end.as_deref());
-            while scan.advance()? {
-                let found = decode(scan.key());
-                if !known.contains(&found) {
-                    given.note_gone(found);
-                }
-                if !given.has_all_gone {
-                    return Ok(());
-                }
-            }
-        }
-        Ok(())
+        let read = read_gone_beside(&self.tree, given, &known);
+        // Entries that could not be read are read again.
+        given.has_all_gone &= read.is_ok();
+        read
     }
 
     fn step(&self, given: &mut Given, gone: NumberKey) -> Result<Step> {
@@ -150,6 +116,10 @@ impl Numbers {
         if self.table.has(dir.ino) {
             return Ok(Step::Waits);
         }
+        // The memory is asked before the snapshot and after it, as by a sweep.
+        let prefix = NumberKey::blocks_of(dir);
+        let end = successor_of_prefix(&prefix);
+        let idle = self.idle_blocks((&prefix, end.as_deref()), STEP_LEN)?;
         let snapshot = self.tree.snapshot();
         let (mut batch, mut new) = (Batch::new(), Vec::new());
         let mut freed = Vec::new();
@@ -159,7 +129,7 @@ impl Numbers {
                 continue;
             };
             let block = read_block(&value)?;
-            if self.is_in_memory(run, block.base) {
+            if !idle.contains(&block.base) || self.is_in_memory(run, block.base) {
                 continue;
             }
             looked_at += 1;
@@ -179,6 +149,7 @@ impl Numbers {
                 new.push(NumberKey::Unpinned(ino));
             }
         }
+        // A number is stored before it is pinned, and that waits for this step.
         let unstored = given.unstored.blocks_of(dir);
         let (waiting, idle): (Vec<_>, Vec<_>) = unstored
             .into_iter()
@@ -219,9 +190,11 @@ impl Numbers {
         if let Some((base, (dir, run))) = stored_owner(&self.tree, ino)? {
             let stored = stored_block(&self.tree, dir, run)?;
             let is_held = stored.is_none_or(|stored| stored.base != base);
+            // The memory is asked before the snapshot and after it, as by a sweep.
+            let was_in_memory = self.is_in_memory(run, base);
             let snapshot = self.tree.snapshot();
             if is_held && !has_other_pins(&snapshot, (run, base), Some(ino))? {
-                if self.is_in_memory(run, base) {
+                if was_in_memory || self.is_in_memory(run, base) {
                     return Ok(Step::Waits);
                 }
                 free_block(&mut batch, run, base);
@@ -234,10 +207,10 @@ impl Numbers {
         Ok(Step::Done)
     }
 
-    /// Looks at some blocks of a directory in which `next` is the run of the next slot, and gives
-    /// those back of which no slot has a name any more. `view` takes a snapshot, and gives the path
-    /// of the directory in it, if there is one. Another thread may give the same blocks back, or have
-    /// done so since the snapshot.
+    /// Looks at the blocks of a directory in which `next` is the run of the next slot that it owes
+    /// looks at for `runs` runs, and gives those back of which no slot has a name any more. `view`
+    /// takes a snapshot, and gives the path of the directory in it, if there is one. Another thread
+    /// may give the same blocks back, or have done so since the snapshot.
     ///
     /// An inode without a name may get one after the snapshot, here or elsewhere, and then leave the
     /// memory. So the memory is asked before the snapshot and after it.
@@ -248,27 +221,27 @@ impl Numbers {
         &self,
         dir: &Inode,
         view: impl FnOnce() -> Option<(Snapshot, Bytes)>,
-        next: Run,
+        (next, runs): (Run, usize),
     ) -> Result<()> {
         let has_index = next.first().0 > SLOTS_WITHOUT_INDEX;
-        let idle = self.idle_blocks(dir, next)?;
+        let looks = looks_for(next, runs);
+        let identity = dir.identity();
+        let lo = NumberKey::Block(identity, swept_behind(dir)).encode();
+        let hi = NumberKey::Block(identity, next).encode();
+        let idle = self.idle_blocks((&lo, Some(&hi)), looks)?;
         let Some((snapshot, path)) = view() else {
             dir.note_loss();
             return Ok(());
         };
         let (snapshot, path) = (&snapshot, &path);
-        let mut runs = HashSet::new();
+        let mut named = HashSet::new();
         if !has_index {
             let (found, entries) = runs_with_names(snapshot, path)?;
             dir.blocks.lock().swept_again_at = next.first().0 + entries;
-            runs = found;
+            named = found;
         }
-        let looks = looks_at(next);
         let mut given = self.given.lock();
         let mut freed = Vec::new();
-        let identity = dir.identity();
-        let lo = NumberKey::Block(identity, swept_behind(dir)).encode();
-        let hi = NumberKey::Block(identity, next).encode();
         let mut scan = snapshot.scan(&lo, Some(&hi));
         let mut swept = None;
         let mut batch = Batch::new();
@@ -282,7 +255,7 @@ impl Numbers {
             let Block { base, .. } = read_block(scan.value())?;
             let has_names = match has_index {
                 true => has_names(snapshot, path, run)?,
-                false => runs.contains(&run),
+                false => named.contains(&run),
             };
             if has_names {
                 continue;
@@ -313,14 +286,12 @@ impl Numbers {
         Ok(())
     }
 
-    /// First numbers of the blocks that the next sweep looks at and of which no inode in memory has a
-    /// number.
-    fn idle_blocks(&self, dir: &Inode, next: Run) -> Result<HashSet<u64>> {
-        let (identity, from) = (dir.identity(), swept_behind(dir));
-        let ends = [from, next].map(|run| NumberKey::Block(identity, run).encode());
-        let mut scan = self.tree.scan(&ends[0], Some(&ends[1]));
+    /// First numbers of the first `count` blocks with these keys, of those of which no inode in
+    /// memory has a number.
+    fn idle_blocks(&self, (lo, hi): (&[u8], Option<&[u8]>), count: usize) -> Result<HashSet<u64>> {
+        let mut scan = self.tree.scan(lo, hi);
         let mut idle = HashSet::new();
-        for _ in 0..looks_at(next) {
+        for _ in 0..count {
             if !scan.advance()? {
                 break;
             }
@@ -341,15 +312,67 @@ impl Numbers {
     }
 }
 
+/// Takes up to `steps` steps, as [`Numbers::reclaim`].
+fn take_steps(numbers: &Numbers, steps: usize) -> Result<bool> {
+    let mut given = numbers.given.lock();
+    let mut waiting = 0;
+    for _ in 0..steps {
+        if waiting >= given.gone.len() {
+            numbers.read_gone(&mut given)?;
+        }
+        if waiting >= given.gone.len() {
+            return Ok(false);
+        }
+        let Some(first) = given.gone.pop_front() else {
+            return Ok(false);
+        };
+        match numbers.step(&mut given, first) {
+            Ok(Step::Done) => waiting = 0,
+            Ok(Step::Goes) => {
+                given.gone.push_front(first);
+                waiting = 0;
+            }
+            Ok(Step::Waits) => {
+                given.gone.push_back(first);
+                waiting += 1;
+            }
+            Err(error) => {
+                given.gone.push_front(first);
+                return Err(error);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Reads entries of the queue that are not among `known`.
+fn read_gone_beside(tree: &Tree, given: &mut Given, known: &HashSet<NumberKey>) -> Result<()> {
+    for prefix in [NumberKey::all_dead(), NumberKey::all_unpinned()] {
+        let end = successor_of_prefix(&prefix);
+        let mut scan = tree.scan(&prefix, end.as_deref());
+        while scan.advance()? {
+            let found = decode(scan.key());
+            if !known.contains(&found) {
+                given.note_gone(found);
+            }
+            if !given.has_all_gone {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The run at which the next sweep of a directory begins.
 fn swept_behind(dir: &Inode) -> Run {
     dir.blocks.lock().swept.map_or(Run(0), |run| Run(run.0 + 1))
 }
 
-/// Blocks that a sweep looks at of a directory in which `next` is the run of the next slot.
-fn looks_at(next: Run) -> usize {
+/// Blocks that a sweep looks at of a directory in which `next` is the run of the next slot, and which
+/// owes looks for `runs` runs.
+fn looks_for(next: Run, runs: usize) -> usize {
     match next.first().0 > SLOTS_WITHOUT_INDEX {
-        true => SWEPT_AT_ONCE,
+        true => SWEPT_FOR_ONE * runs,
         false => usize::MAX,
     }
 }
@@ -482,5 +505,53 @@ mod tests {
     fn a_block_whose_inode_was_moved_away_is_held() {
         assert_eq!(broken(None), [""; 0]);
         assert_eq!(broken(Some(Fault::HeldBlockFreed)), ["F14"]);
+    }
+}
+
+#[cfg(test)]
+mod tests_of_steps {
+    use std::sync::Arc;
+
+    use ramet_block::{Device, MemDevice};
+
+    use super::*;
+    use crate::format::ino::ROOT_INO;
+    use crate::format::record::Kind;
+    use crate::{Attr, FormatOptions, NewInode, OpenOptions, Volume};
+
+    #[test]
+    fn a_step_that_fails_is_taken_again_by_the_next_sync() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).expect("formats");
+        let volume = Volume::open(device, OpenOptions::default()).expect("opens");
+        let names = volume.names();
+        let new = |kind| NewInode::new(kind, 0o755);
+        let dir = names.create(ROOT_INO, b"d", &new(Kind::Directory));
+        let Attr {
+            ino: dir,
+            generation,
+            ..
+        } = dir.expect("creates");
+        let file = names.create(dir, b"f", &new(Kind::Regular));
+        let file = file.expect("creates").ino;
+        let identity = Identity {
+            ino: dir,
+            generation,
+        };
+        names.unlink(dir, b"f").expect("removes");
+        names.rmdir(ROOT_INO, b"d").expect("removes");
+        volume.forget(file, 1);
+        let key = NumberKey::Block(identity, Run(0)).encode();
+        let block = volume.tree().get(&key).expect("reads").expect("is there");
+        let put = |value: &[u8]| {
+            let mut batch = Batch::new();
+            batch.put(key.clone(), value.to_vec());
+            volume.tree().apply(batch).expect("there is room");
+        };
+        put(b"damaged");
+        volume.forget(dir, 1);
+        put(&block);
+        volume.sync_all().expect("syncs");
+        assert_eq!(volume.tree().get(&key).expect("reads"), None);
     }
 }

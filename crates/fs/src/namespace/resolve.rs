@@ -17,6 +17,8 @@ use crate::format::record::{Entry, Kind, LinkEntry, Record};
 use crate::format::slots::{RUN_LEN_MAX, Slot};
 use crate::namespace::compaction::Compaction;
 use crate::namespace::inode::{Adopted, Count, DirPath, Inode, Location, LockedNames, Table};
+use crate::namespace::known_blocks::Owed;
+use crate::namespace::looks::Looks;
 use crate::namespace::notes::Unsettled;
 use crate::namespace::numbers::{Counters, Numbers};
 use crate::namespace::protection::Protections;
@@ -57,6 +59,7 @@ pub(crate) struct Namespace {
     pub(super) told: ToldInodes,
     pub(crate) protections: Protections,
     pub(crate) unsettled: Unsettled,
+    looks: Looks,
     /// Keeps the root in the table when the kernel forgets it.
     _root: Arc<Inode>,
 }
@@ -94,6 +97,7 @@ impl Namespace {
             links: TimedRwLock::new(()),
             topology: TimedRwLock::new(Topology { generation: 0 }),
             compaction: Compaction::default(),
+            looks: Looks::default(),
             told,
             _root: root,
         }))
@@ -467,26 +471,18 @@ impl Namespace {
         unreachable!("a late round waits under its locks")
     }
 
-    /// A name took this slot of a directory. If it begins a run, some earlier runs are looked at:
-    /// numbers that nobody has come back. The caller holds no lock of the volume.
+    /// A name took this slot of a directory. If it begins a run, the directory owes looks at some
+    /// earlier runs: numbers that nobody has come back. The caller holds no lock of the volume.
     pub(crate) fn took_slot(&self, dir: &Arc<Inode>, slot: Slot) {
         let run = slot.run();
         if slot != run.first() || run.len() < RUN_LEN_MAX {
             return;
         }
-        // A name that goes behind this moment counts as a loss of its own.
-        let losses = dir.losses();
-        if !dir.blocks.lock().goes_on_looking(run, losses) {
-            return;
-        }
-        let view = || {
-            let topology = self.topology.read();
-            let at = topology.dir_path(dir).ok()?;
-            Some((self.tree.snapshot(), at.path))
-        };
-        if let Err(error) = self.numbers.sweep(dir, view, run) {
-            dir.note_loss();
-            tracing::debug!(%error, "numbers of removed names come back later");
+        let owed = dir.blocks.lock().owe(run, dir.losses());
+        match owed {
+            Owed::None | Owed::More => {}
+            Owed::First => self.looks.push(dir),
+            Owed::Most => look(self, dir),
         }
     }
 
@@ -504,6 +500,34 @@ impl Namespace {
             inside = Inside::OnlyDeleted;
         }
         Ok(inside)
+    }
+}
+
+/// Takes the looks that up to `count` directories owe. The caller holds no lock of the volume.
+pub(crate) fn pay_looks(namespace: &Namespace, count: usize) {
+    for _ in 0..count {
+        let Some(dir) = namespace.looks.pop() else {
+            return;
+        };
+        look(namespace, &dir);
+    }
+}
+
+/// Takes the looks that a directory owes.
+fn look(namespace: &Namespace, dir: &Arc<Inode>) {
+    // A name that goes behind this moment counts as a loss of its own.
+    let losses = dir.losses();
+    let Some(owed) = dir.blocks.lock().pay(losses) else {
+        return;
+    };
+    let view = || {
+        let topology = namespace.topology.read();
+        let at = topology.dir_path(dir).ok()?;
+        Some((namespace.tree.snapshot(), at.path))
+    };
+    if let Err(error) = namespace.numbers.sweep(dir, view, owed) {
+        dir.note_loss();
+        tracing::debug!(%error, "numbers of removed names come back later");
     }
 }
 

@@ -134,7 +134,9 @@ impl Names {
             name: Bytes::copy_from_slice(name),
         };
         let inode = Inode::new(&self.namespace.table, identity, new.kind, record, location);
-        *inode.blocks.lock() = KnownBlocks::of_new();
+        if new.kind == Kind::Directory {
+            *inode.blocks.lock() = KnownBlocks::of_new();
+        }
         // The mark makes the inode count as an eviction when it leaves the table. Until then a
         // lookup that reads the new entry finds the inode in the table.
         inode

@@ -30,7 +30,7 @@ use crate::format::keys::{self, Orphan};
 use crate::format::record::{DeletedEntry, Entry, Kind, Record};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{Deferred, Inode, Location, Reach};
-use crate::namespace::resolve::Namespace;
+use crate::namespace::resolve::{Namespace, pay_looks};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::contents::{delete_ranges, erase, move_contents};
@@ -180,6 +180,7 @@ impl DeferredDeletes {
         if self.is_read_only {
             return;
         }
+        pay_looks(&self.namespace, steps);
         if let Err(error) = self.namespace.numbers.reclaim(steps) {
             tracing::debug!(%error, "numbers of something removed come back later");
         }

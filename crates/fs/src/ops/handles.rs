@@ -185,7 +185,7 @@ mod tests {
                 meanwhile();
                 Some(view)
             };
-            names.numbers.sweep(&first, view, next)
+            names.numbers.sweep(&first, view, (next, 1))
         };
         let taken = Cell::new(None);
         // The first sweep looks while the second one gives the block back and a directory takes it.
@@ -222,7 +222,7 @@ mod tests {
                 volume.forget_all();
                 Some(view)
             };
-            let swept = names.numbers.sweep(&inode, view, Slot(120).run());
+            let swept = names.numbers.sweep(&inode, view, (Slot(120).run(), 1));
             swept.expect("there is room");
             assert_eq!(volume.controls().check().expect("reads"), []);
             let found = names.lookup_number(file.ino).expect("is there");

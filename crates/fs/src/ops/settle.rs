@@ -432,10 +432,16 @@ impl Settling {
         let root = place.inode(namespace);
         let step = self.plan(pass, (&place, root.as_ref()), &snapshot)?;
         let (mut seq, mut stale) = (0, Vec::new());
-        let mut gone = self.carry_out(&step, pass, &place, &mut stale, |tx, topology| {
+        let note_gone = |gone: Vec<Ino>| {
+            let numbers = &namespace.numbers;
+            gone.into_iter()
+                .for_each(|ino| numbers.note_gone(NumberKey::Unpinned(ino)));
+        };
+        let gone = self.carry_out(&step, pass, &place, &mut stale, |tx, topology| {
             seq = tx.apply_or_defer(topology, &namespace.tree, round)?;
             Ok(())
         })?;
+        note_gone(gone);
         let others = step.counted.iter().chain(&step.erased);
         if step.counted.len() + step.erased.len() + step.unused.len() > 0 {
             namespace.table.note_changed_records();
@@ -456,10 +462,7 @@ impl Settling {
             let more = self.carry_out(&late, pass, &place, &mut stale, |tx, topology| {
                 tx.apply(topology, &namespace.tree)
             })?;
-            gone.extend(more);
-        }
-        for ino in gone {
-            namespace.numbers.note_gone(NumberKey::Unpinned(ino));
+            note_gone(more);
         }
         let erased = step.erased.len() + step.unused.len();
         self.erased.fetch_add(erased as u64, Ordering::Relaxed);

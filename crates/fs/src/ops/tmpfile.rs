@@ -62,10 +62,12 @@ impl Names {
         let topology = self.namespace.topology.read();
         topology.dir_path(dir).map_err(gone_is_not_found)?;
         lists.put(&mut tx, || keys::orphan(orphan));
-        tx.apply(&topology, &self.namespace.tree)?;
         let table = &self.namespace.table;
         let inode = Inode::new(table, identity, new.kind, record, Location::Unnamed(orphan));
+        // No name holds the number. So the inode holds it before another thread can take a slot and
+        // look for numbers that nobody has.
         table.adopt(&inode, None);
+        tx.apply(&topology, &self.namespace.tree)?;
         table.remember(&inode);
         drop(topology);
         self.namespace.took_slot(dir, slot);
