@@ -25,6 +25,7 @@ use crate::detach::detach;
 use crate::failure::{Failure, Outcome};
 use crate::mounts::RametMount;
 use crate::refusal::refusal;
+use crate::volume_root::root_of;
 use crate::{mounts, output};
 
 /// How long the daemon may take to give a mount up that is gone.
@@ -85,6 +86,7 @@ impl Live {
             fsname: format!("{}#{name}", plan.options.fsname),
             ..plan.options.clone()
         };
+        let root = root_of(&self.root, &self.dir)?;
         let _alone = alone_at(&plan.dir)?;
         let connection = ramet_fuse::attach_only(&plan.dir, &options);
         let connection = connection.map_err(|e| refusal(&plan.dir, e))?;
@@ -107,7 +109,7 @@ impl Live {
             // to say where Yama is not.
             let _ = set_ptracer(PTracer::ProcessID(daemon));
         }
-        if let Err(e) = self.ask(&request) {
+        if let Err(e) = ask(&root, &request) {
             drop(connection);
             if made.is_at(&plan.dir) {
                 // The failure of the daemon is told in any case.
@@ -120,16 +122,6 @@ impl Live {
             let _ = ramet_fuse::set_read_ahead(&plan.dir);
         }
         Ok(())
-    }
-
-    /// Asks the daemon to serve a mount. A daemon that answers requests already may be about to learn
-    /// its place.
-    fn ask(&self, request: &SnapshotRequest) -> rustix::io::Result<()> {
-        let ask = || match self.root.ask_snapshots(request) {
-            Err(Errno::NOTCONN) => None,
-            asked => Some(asked.map(drop)),
-        };
-        answer_within(MOUNTING, ask).unwrap_or(Err(Errno::NOTCONN))
     }
 
     /// The reason why the daemon does not serve the mount.
@@ -152,6 +144,16 @@ impl Live {
         };
         Failure::at(&self.dir, why)
     }
+}
+
+/// Asks the daemon to serve a mount. A daemon that answers requests already may be about to learn its
+/// place.
+fn ask(root: &Root, request: &SnapshotRequest) -> rustix::io::Result<()> {
+    let ask = || match root.ask_snapshots(request) {
+        Err(Errno::NOTCONN) => None,
+        asked => Some(asked.map(drop)),
+    };
+    answer_within(MOUNTING, ask).unwrap_or(Err(Errno::NOTCONN))
 }
 
 /// Asks until there is an answer, but not for longer than `limit`.

@@ -21,6 +21,7 @@ use crate::mounts;
 use crate::output::say;
 use crate::owner;
 use crate::size::Size;
+use crate::volume_root::root_of;
 
 pub fn run(args: &Grow) -> Outcome {
     let target = &args.target;
@@ -48,7 +49,7 @@ fn grow_mounted(dir: &Path, size: Option<Size>) -> Outcome {
         None => whole(&volume_of(dir, &root)?)?,
     };
     let bytes = wanted(dir, before, bytes)?;
-    root.grow(bytes).map_err(|e| match e {
+    root_of(&root, dir)?.grow(bytes).map_err(|e| match e {
         Errno::PERM => Failure::at(
             dir,
             "only root and the user who mounted the volume may grow it",

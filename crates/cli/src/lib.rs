@@ -60,6 +60,7 @@ mod trial;
 mod umount;
 mod unmounted;
 mod utab;
+mod volume_root;
 mod watcher;
 mod working_trees;
 mod write_backs;

@@ -4,7 +4,7 @@
 //! part of the path that exists is followed by the kernel, the mount that it leads to is found among
 //! the mounts of this process, and the rest is taken by its names.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -22,6 +22,7 @@ use crate::control::{
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
 use crate::staged::{self, Ended};
+use crate::volume_root::root_of;
 
 /// Type of the mounts that show snapshots.
 const VIEWS_TYPE: &[u8] = b"fuse.ramet-views";
@@ -143,8 +144,12 @@ fn copy_out(
     let root = &target.root;
     root.stats_json().map_err(|e| mounted(&target.path, e))?;
     root.write_back().map_err(|e| mounted(&target.path, e))?;
+    let top = root_of(root, &target.path)?;
+    let token = || top.source(OsStr::new(".")).map(|reply| reply.token);
+    let failed = |e| mounted(&target.path, e);
     let name = target.name.as_bytes().to_vec();
     let request = StageRequest::Restore {
+        root: token().map_err(failed)?,
         snapshot: snapshot.to_owned(),
         path: path.clone(),
         name: name.clone(),
@@ -159,13 +164,14 @@ fn copy_out(
             dir: &root.0,
             request,
         },
-        || None,
+        || token().ok(),
     ) {
         Ended::Done => return Ok(()),
         Ended::Refused(e) => return Err(why(e)),
         Ended::Unstaged => {}
     }
     let request = SnapshotRequest::Restore {
+        root: token().map_err(failed)?,
         snapshot: snapshot.to_owned(),
         path,
         name,
@@ -276,6 +282,7 @@ pub fn diff(path: &Path, at: &str) -> Outcome<Vec<Difference>> {
     let root = &located.root;
     root.stats_json().map_err(|e| mounted(path, e))?;
     root.write_back().map_err(|e| mounted(path, e))?;
+    let root = root_of(root, path)?;
     let found = session().and_then(|session| {
         let request = SnapshotRequest::Diff {
             session,
@@ -300,6 +307,7 @@ pub fn log(args: &Log) -> Outcome {
     let root = &located.root;
     root.stats_json().map_err(|e| mounted(&args.path, e))?;
     root.write_back().map_err(|e| mounted(&args.path, e))?;
+    let root = root_of(root, &args.path)?;
     let (mut all, mut from) = (Vec::new(), Some(0));
     while let Some(first) = from {
         let request = SnapshotRequest::Log {

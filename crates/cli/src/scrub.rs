@@ -18,11 +18,13 @@ use crate::home::refuse_before_init;
 use crate::output::say;
 use crate::progress::Progress;
 use crate::size::Size;
+use crate::volume_root::root_of;
 
 pub fn run(args: &Scrub) -> Outcome<u8> {
     let operational = |failure: Failure| failure.with_status(status::FSCK_OPERATIONAL);
     refuse_before_init(&args.dir)?;
     let root = Root::open_dir(&args.dir).map_err(|e| operational(Failure::system(&args.dir, e)))?;
+    let root = root_of(&root, &args.dir).map_err(operational)?;
     let mut progress = Progress::new("scrubbing");
     let mut found = Vec::new();
     let session = session().map_err(|e| operational(Failure::system(&args.dir, e)))?;

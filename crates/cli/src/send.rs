@@ -4,6 +4,7 @@
 //! section. A volume that is not mounted is opened for reading here. A pipe may take long for a
 //! section, so another thread tells the daemon that the stream goes on.
 
+use std::ffi::OsStr;
 use std::io::{self, StdoutLock, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,7 @@ use crate::progress::Progress;
 use crate::request::call;
 use crate::size::Size;
 use crate::unmounted::{directory_in_volume, find, names_of};
+use crate::volume_root::root_of;
 
 /// The daemon drops a stream that nobody asks about for half a minute.
 const KEEPING: Duration = Duration::from_secs(8);
@@ -104,7 +106,11 @@ fn open_mount(args: &Send) -> Outcome<Source> {
         {
             return Err(Failure::at(dir, "all must be on the same Ramet mount"));
         }
-        let request = tree.request(session, number == 0);
+        let top = match tree.at.is_some() || tree.base.is_some() {
+            true => token_of_root(&root, dir)?,
+            false => 0,
+        };
+        let request = tree.request(top, (session, number == 0));
         tell(&root, &request).map_err(|e| tree.refusal(e))?;
         named.push(root);
     }
@@ -119,6 +125,14 @@ fn open_mount(args: &Send) -> Outcome<Source> {
         session,
         _kept: kept,
     })
+}
+
+/// A token of the root of the volume that a directory is of.
+fn token_of_root(dir: &Root, shown: &Path) -> Outcome<u64> {
+    let named = root_of(dir, shown)?.source(OsStr::new("."));
+    named
+        .map(|reply| reply.token)
+        .map_err(|e| mounted(shown, e))
 }
 
 /// A directory of a mount, with the directory that the daemon is called on.
@@ -143,8 +157,9 @@ fn of_mount(args: &Send, dir: &Path) -> Outcome<(Root, Tree)> {
 }
 
 impl Tree {
-    fn request(&self, session: u64, begins: bool) -> SendRequest {
+    fn request(&self, root: u64, (session, begins): (u64, bool)) -> SendRequest {
         SendRequest::Add {
+            root,
             session,
             begins,
             name: self.name.clone(),
@@ -218,7 +233,7 @@ fn open_volume(args: &Send, image: &Path) -> Outcome<Source> {
             Some(_) => ROOT_INO,
             None => find(&volume, &names).map_err(failed)?,
         };
-        let request = tree.request(0, number == 0);
+        let request = tree.request(0, (0, number == 0));
         let asked = (top, &request);
         let added = volume.controls().send(&state, volume.snapshots(), asked);
         added.map_err(failed)?;

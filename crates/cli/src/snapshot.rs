@@ -18,6 +18,7 @@ use crate::failure::{Failure, Outcome};
 use crate::output::say;
 use crate::owner;
 use crate::size::Size;
+use crate::volume_root::root_of;
 
 type Answer<T> = rustix::io::Result<T>;
 
@@ -44,7 +45,8 @@ impl Place {
     fn to_change(dir: Option<&Path>) -> Outcome<Place> {
         let place = Place::of(dir)?;
         refuse_if_read_only(&place.root, &place.dir)?;
-        Ok(place)
+        let root = root_of(&place.root, &place.dir)?;
+        Ok(Place { root, ..place })
     }
 
     fn ask(&self, request: &SnapshotRequest) -> Answer<SnapshotReply> {

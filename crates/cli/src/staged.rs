@@ -111,11 +111,14 @@ pub fn copy(mut change: Change<'_>, token: impl Fn() -> Option<u64>) -> Ended {
             Err(Errno::EXIST) if change.replaces() => {}
             Err(e) => return refused(e),
         }
-        if let StageRequest::Clone { source, .. } = &mut change.request {
-            match token() {
-                Some(token) => *source = token,
-                None => break,
-            }
+        let (StageRequest::Clone { source: used, .. } | StageRequest::Restore { root: used, .. }) =
+            &mut change.request
+        else {
+            continue;
+        };
+        match token() {
+            Some(token) => *used = token,
+            None => break,
         }
     }
     Ended::Unstaged

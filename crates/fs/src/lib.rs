@@ -75,7 +75,7 @@ pub use format::import::{
     ImportAttr, ImportBody, ImportItem, Items, frame_bytes,
 };
 pub use format::ino::{Ino, ROOT_INO};
-pub use format::name::{NAME_BYTES_MAX, RESERVED_NAME, split_path};
+pub use format::name::{NAME_BYTES_MAX, RESERVED_NAME, check_name, split_path};
 pub use format::record::{Kind, TARGET_BYTES_MAX, Time};
 pub use format::snapshot::{MadeBy, Period, Policy, PolicyError, check_snapshot_name};
 pub use format::stream::{
@@ -118,8 +118,8 @@ pub use tools::check::Finding;
 pub use tools::controls::{ControlState, Controls};
 pub use tools::diff::{Change, Difference};
 pub use tools::fork_calls::{
-    ForkNumbers, ForkReply, ForkRequest, OldNumbers, ToldFork, ToldForkChange, ToldForkChanges,
-    ToldMeasure, answer_forks, copy_base,
+    ForkReply, ForkRequest, OldNumbers, ToldFork, ToldForkChange, ToldForkChanges, ToldMeasure,
+    answer_forks, copy_base,
 };
 pub use tools::merge::{MergeOptions, Merged, MergedName, merge_fork};
 pub use tools::merge_calls::{MergeRequest, ToldMerge, ToldMergedName, path_of_text, text_of_path};

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use common::{make, names, open, volume};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Caller, CloneMode, Error, ForkEntry, ForkNumbers, ForkReply, ForkRequest, FormatOptions, Ino,
-    Kind, NewFork, OldNumbers, OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr,
-    ToldForkChange, ToldForkChanges, Volume, answer_forks, copy_base, path_of_text, text_of_path,
+    Caller, CloneMode, Error, ForkEntry, ForkReply, ForkRequest, FormatOptions, Ino, Kind, NewFork,
+    OldNumbers, OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, ToldForkChange,
+    ToldForkChanges, Volume, answer_forks, copy_base, path_of_text, text_of_path,
 };
 
 /// An object as a reader sees it.
@@ -1189,23 +1189,24 @@ fn a_base_comes_back_to_an_owner_of_its_top_alone() {
     own(top);
     let given = tree(&volume, "home/work");
     let fork = &forks(&volume)[0];
-    let fork = ForkNumbers {
-        id: fork.id,
-        top: (fork.ino.0, fork.generation),
-    };
+    let fork = (fork.ino, fork.id);
     let reset = |caller: &Caller| {
         let number = number(&volume, home, b"work");
         volume.trees().reset_fork(caller, (home, b"work"), number)
     };
     let copied = |caller: &Caller| {
         let (forks, trees) = (volume.controls().forks(), volume.trees());
-        copy_base(
-            (forks, trees),
-            (volume.names(), caller),
-            &fork,
-            (home, b"copy"),
-        )
+        copy_base((forks, trees), caller, fork, (home, b"copy"))
     };
+    // Another fork, or a directory that is none, is not the one that was meant.
+    let (of, place) = (
+        (volume.controls().forks(), volume.trees()),
+        (home, &b"copy"[..]),
+    );
+    let other = copy_base(of, &root, (fork.0, fork.1 + 1), place);
+    assert!(matches!(other, Err(Error::NotFound)));
+    let none = copy_base(of, &root, (from, fork.1), place);
+    assert!(matches!(none, Err(Error::Invalid(_))));
     assert!(matches!(reset(&user), Err(Error::NotPermitted)));
     assert!(matches!(copied(&user), Err(Error::NotPermitted)));
     assert_eq!(tree(&volume, "home/work"), given);

@@ -429,6 +429,7 @@ fn two_trees_of_one_name_are_not_sent_together() {
     let state = ramet_fs::ControlState::default();
     let add = |begins, name: &[u8]| {
         let request = ramet_fs::SendRequest::Add {
+            root: 0,
             session: 1,
             begins,
             name: name.to_vec(),

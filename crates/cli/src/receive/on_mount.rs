@@ -14,8 +14,8 @@ use std::path::Path;
 
 use ramet_fs::control::{CLONE, CloneRequest, NameRequest, REMOVE};
 use ramet_fs::{
-    Caller, Capabilities, Destination, ForkNumbers, ForkRequest, Found, Kind, NewObject,
-    ReceivedTree, SentAttributes, SentFlags, path_of_text, split_path,
+    Caller, Capabilities, Destination, ForkRequest, Found, Kind, NewObject, ReceivedTree,
+    SentAttributes, SentFlags, ToldFork, path_of_text, split_path,
 };
 use rustix::fs::{
     AtFlags, CWD, Dev, Dir, FallocateFlags, FileType, FlockOperation, Gid, IFlags, Mode, OFlags,
@@ -25,6 +25,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::beneath;
 use crate::control::{Root, is_dir, mounted, refuse_if_mounted_on, refuse_if_read_only};
 use crate::failure::Outcome;
 use crate::import::rights::Rights;
@@ -259,6 +260,40 @@ impl OnMount {
         let (dir, name) = split(path);
         let dir = self.dir(dir)?.dir.try_clone()?;
         Ok(Root(dir).source(name)?.token)
+    }
+
+    /// The forks with bases that the caller made.
+    fn own_forks(&self) -> rustix::io::Result<Vec<ToldFork>> {
+        let (mut forks, mut after) = (Vec::new(), None);
+        loop {
+            let reply = self.top.ask_forks(&ForkRequest::List { after })?;
+            let all = reply.forks.into_iter();
+            forks.extend(all.filter(|fork| fork.has_base && fork.is_maker));
+            after = reply.next;
+            if after.is_none() {
+                return Ok(forks);
+            }
+        }
+    }
+
+    /// A token of a tree that was received, wherever it is now. `NotFound` if it is gone.
+    fn fork_token(&self, of: &ReceivedTree) -> rustix::io::Result<u64> {
+        let forks = self.own_forks()?;
+        let mut same = forks.iter().filter(|fork| fork.id == of.fork);
+        let fork = same.find(|fork| (fork.ino, fork.generation) == of.top);
+        let path = path_of_text(&fork.ok_or(Errno::NOENT)?.path).map_err(|_| Errno::PROTO)?;
+        let dir_at = |path: &[u8]| beneath::dir_at(&self.top.0, OsStr::from_bytes(path)).map(Root);
+        let itself = dir_at(&path).and_then(|fork| fork.source(OsStr::new(".")));
+        let found = match (itself, split(&path)) {
+            // The modes are those that the tree was sent with.
+            (Err(Errno::ACCESS), (b"", name)) => self.top.source(name),
+            (Err(Errno::ACCESS), (above, name)) => dir_at(above).and_then(|dir| dir.source(name)),
+            (itself, _) => itself,
+        }?;
+        match found.ino == of.top.0 {
+            true => Ok(found.token),
+            false => Err(Errno::NOENT),
+        }
     }
 
     /// Renames directories that their owner may not write: then the kernel moves none to another
@@ -576,35 +611,24 @@ impl Destination for OnMount {
     }
 
     fn received(&mut self) -> io::Result<Vec<ReceivedTree>> {
-        let (mut trees, mut after) = (Vec::new(), None);
-        loop {
-            let reply = self.top.ask_forks(&ForkRequest::List { after })?;
-            let own = reply
-                .forks
-                .iter()
-                .filter(|fork| fork.has_base && fork.is_maker);
-            trees.extend(own.filter_map(|fork| {
-                let origin = path_of_text(fork.origin_path_then.as_ref()?).ok()?;
-                let numbers = (fork.id, (fork.ino, fork.generation));
-                ReceivedTree::of(numbers, &fork.note, &origin)
-            }));
-            after = reply.next;
-            if after.is_none() {
-                return Ok(trees);
-            }
-        }
+        let received = |fork: &ToldFork| {
+            let origin = path_of_text(fork.origin_path_then.as_ref()?).ok()?;
+            let numbers = (fork.id, (fork.ino, fork.generation));
+            ReceivedTree::of(numbers, &fork.note, &origin)
+        };
+        Ok(self.own_forks()?.iter().filter_map(received).collect())
     }
 
     fn copy_base(&mut self, path: &[u8], of: &ReceivedTree) -> io::Result<()> {
-        let fork = ForkNumbers {
-            id: of.fork,
-            top: of.top,
-        };
+        let fork = self.fork_token(of)?;
         self.change(path, |dir, name| {
-            let name = name.as_bytes().to_vec();
+            let request = ForkRequest::CopyBase {
+                fork,
+                id: of.fork,
+                name: name.as_bytes().to_vec(),
+            };
             let dir = Root(dir.try_clone().map_err(|_| Errno::MFILE)?);
-            dir.ask_forks(&ForkRequest::CopyBase { fork, name })
-                .map(drop)
+            dir.ask_forks(&request).map(drop)
         })
     }
 

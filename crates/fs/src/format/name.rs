@@ -36,7 +36,10 @@ pub(crate) fn check_names(path: &[u8]) -> Result<()> {
 }
 
 /// Refuses a name that no entry can have.
-pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+///
+/// # Errors
+/// `NameTooLong`, and `Invalid` for the empty name, `.`, `..`, and one with a NUL or a slash.
+pub fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::NameTooLong);
     }

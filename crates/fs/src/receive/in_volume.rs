@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::format::acl::{ACCESS, DEFAULT};
-use crate::format::ino::{Ino, ROOT_INO};
+use crate::format::ino::{Identity, Ino, ROOT_INO};
 use crate::format::name::split_path;
 use crate::format::record::Kind;
 use crate::format::stream::{NewObject, SentAttributes, SentFlags};
@@ -19,7 +19,6 @@ use crate::ops::fork_record::NewFork;
 use crate::ops::rename::RenameMode;
 use crate::ops::xattr::SetXattr;
 use crate::receive::destination::{Destination, Found, ReceivedTree};
-use crate::tools::fork_calls::{ForkNumbers, copy_base};
 use crate::volume::Volume;
 
 /// The access control lists that a new object may have from its directory.
@@ -406,14 +405,13 @@ impl Destination for InVolume {
     }
 
     fn copy_base(&mut self, path: &[u8], of: &ReceivedTree) -> io::Result<()> {
-        let fork = ForkNumbers {
-            id: of.fork,
-            top: of.top,
-        };
+        let (ino, generation) = (Ino(of.top.0), of.top.1);
+        let fork = (of.fork, Identity { ino, generation });
         self.place(path, |this, place| {
             let forks = this.volume.controls().forks();
-            let caller = (this.volume.names(), &this.caller);
-            copy_base((forks, this.volume.trees()), caller, &fork, place).map(drop)
+            let top = forks.top_of(this.volume.names(), &this.caller, fork)?;
+            let copied = this.volume.trees().copy_base(&this.caller, &top, place);
+            copied.map(drop)
         })
     }
 

@@ -33,7 +33,8 @@
 //! the mount, by a bind mount or a chroot, could guess the numbers of the rest. A token that is not
 //! used keeps its object, also one that is removed meanwhile, until the first call about a source
 //! after a minute. So a caller that only compares the number of the object asks for no token
-//! ([`LookRequest`]).
+//! ([`LookRequest`]). `docs/fs.md` tells for each call how it names its objects ("Calls in a part of
+//! the volume").
 
 use std::io;
 use std::os::fd::AsFd;
@@ -91,10 +92,11 @@ pub const DIFF: u32 = number(DIR_IN | DIR_OUT, 7, DIFF_PAGE_BYTES);
 /// Tells the space of the tree of the directory the call is made on.
 pub const USAGE: u32 = number(DIR_OUT, 8, USAGE_BYTES);
 
-/// Reads everything on the volume again. The first call has [`SCRUB_START`]. The next ones do not,
+/// Reads everything on the volume again. The call is made on the root of the volume. The first call has [`SCRUB_START`]. The next ones do not,
 /// until an answer says that it is the last.
 pub const SCRUB: u32 = number(DIR_IN | DIR_OUT, 9, STAT_BYTES);
-/// Makes the volume longer, and its image file. Root and the owner of the daemon may.
+/// Makes the volume longer, and its image file. Root and the owner of the daemon may, on the root of
+/// the volume.
 pub const GROW: u32 = number(DIR_IN, 10, 8);
 /// Size of a request and of an answer of [`FENCE`].
 pub const FENCE_BYTES: usize = 32;
@@ -107,7 +109,8 @@ pub const FENCE: u32 = number(DIR_IN | DIR_OUT, 11, FENCE_BYTES);
 pub const IMPORT: u32 = number(DIR_OUT, 12, 8);
 /// Gives the tree of an import its name in the directory the call is made on.
 pub const PUBLISH: u32 = number(DIR_IN | DIR_OUT, 13, PUBLISH_BYTES);
-/// Makes, removes and tells snapshots of the volume. Request and answer are JSON behind its length,
+/// Makes, removes and tells snapshots of the volume. A call that names one is made on the root of the
+/// volume, or has a token of it. Request and answer are JSON behind its length,
 /// as in the answer to [`STAT`].
 pub const SNAPSHOT: u32 = number(DIR_IN | DIR_OUT, 14, STAT_BYTES);
 /// Stages a change of a name in the directory the call is made on, which rename(2) then makes.

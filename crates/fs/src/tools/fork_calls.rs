@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::format::fork::ForkRecord;
-use crate::format::ino::{Identity, Ino};
+use crate::format::ino::Ino;
 use crate::format::record::Time;
 use crate::namespace::inode::Inode;
 use crate::ops::access::Caller;
@@ -61,10 +61,12 @@ pub enum ForkRequest {
         top: u64,
     },
     /// Clone the base of a fork to a name in the directory that the call is made on. The clone is no
-    /// fork.
+    /// fork. The error is `NotFound` for a fork of another id.
     CopyBase {
-        /// The fork.
-        fork: ForkNumbers,
+        /// Token of the fork, the answer to [`SOURCE`](crate::control::SOURCE).
+        fork: u64,
+        /// Id of the fork, which a reset keeps.
+        id: u64,
         /// Name of the clone.
         name: Vec<u8>,
     },
@@ -116,16 +118,6 @@ pub enum ForkRequest {
     },
     /// Merge a fork into the directory that the call is made on.
     Merge(MergeRequest),
-}
-
-/// The numbers of a fork, which no other one ever has: it is the same wherever it was moved to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ForkNumbers {
-    /// Its id, which a reset keeps.
-    pub id: u64,
-    /// Inode number of its top, and the generation of that.
-    pub top: (u64, u64),
 }
 
 /// Numbers of files in one directory of the source of a fork.
@@ -358,20 +350,23 @@ fn renumbered(
     Ok(all)
 }
 
-/// Clones the base of a fork to a name in a directory, where nothing is replaced, on behalf of a
-/// caller that may find the fork.
+/// Clones the base of a fork, which has the top and the id of `fork`, to a name in a directory, where
+/// nothing is replaced, on behalf of a caller that found the top.
 ///
 /// # Errors
-/// `NotFound` for a fork that is gone, and those of [`Trees::clone_entry`].
+/// `NotFound` for a fork of another id, and those of [`Trees::clone_entry`]; `Invalid` for an object
+/// that is no fork, `NoAttribute` for a fork without a base.
 pub fn copy_base(
     (forks, trees): (&Forks, &Trees),
-    (names, caller): (&Names, &Caller),
-    fork: &ForkNumbers,
+    caller: &Caller,
+    (top, id): (Ino, u64),
     place: (Ino, &[u8]),
 ) -> Result<Vec<Invalidation>> {
-    let (ino, generation) = (Ino(fork.top.0), fork.top.1);
-    let top = forks.top_of(names, caller, (fork.id, Identity { ino, generation }))?;
-    trees.copy_base(caller, &top, place)
+    let top = forks.namespace().dir(top)?;
+    match forks.record_of(&top)?.id == id {
+        true => trees.copy_base(caller, &top, place),
+        false => Err(Error::NotFound),
+    }
 }
 
 /// Carries a request out that asks and changes nothing that a user sees.

@@ -24,6 +24,9 @@ const ENDS_STREAM: u8 = 2;
 pub enum SendRequest {
     /// Send this tree, too. The first one begins a stream.
     Add {
+        /// Token of the root of the volume, the answer to [`SOURCE`](crate::control::SOURCE); 0
+        /// where neither tree is of a snapshot.
+        root: u64,
         /// A number that the caller chose, and that all requests for the stream have.
         session: u64,
         /// Whether the stream begins with it.

@@ -31,6 +31,8 @@ pub enum SnapshotRequest {
     },
     /// Clone an object of a snapshot to a name in the directory that the call is made on.
     Restore {
+        /// Token of the root of the volume, the answer to [`SOURCE`](crate::control::SOURCE).
+        root: u64,
         /// Name of the snapshot.
         snapshot: String,
         /// Names of the object from the root of the volume, joined by `/`.
@@ -82,7 +84,7 @@ pub struct MountToServe {
 
 impl SnapshotRequest {
     /// Whether every user may ask. Other requests are for those that could write to the device of
-    /// the volume.
+    /// the volume. All of them but [`SnapshotRequest::Restore`] are made on the root of the volume.
     #[must_use]
     pub fn is_for_all(&self) -> bool {
         matches!(self, Self::List { .. } | Self::Policy { set: None })

@@ -22,6 +22,8 @@ pub enum StageRequest {
     },
     /// Clone an object of a snapshot to the name.
     Restore {
+        /// Token of the root of the volume, the answer to [`SOURCE`](crate::control::SOURCE).
+        root: u64,
         /// Name of the snapshot.
         snapshot: String,
         /// Names of the object from the root of the volume, joined by `/`.

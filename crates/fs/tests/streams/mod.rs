@@ -75,6 +75,7 @@ pub fn try_send(volume: &Volume, roots: &[Sent]) -> ramet_fs::Result<Stream> {
         |dir, request: &SendRequest| controls.send(&state, volume.snapshots(), (dir, request));
     for (number, root) in roots.iter().enumerate() {
         let request = SendRequest::Add {
+            root: 0,
             session,
             begins: number == 0,
             name: root.name.clone().into_bytes(),

@@ -1,4 +1,5 @@
-//! Sources of clones, named before the call that clones them: see `ramet_fs::control`.
+//! Objects that a call names beside its directory, named before that call: see
+//! `ramet_fs::control`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use ramet_fs::control::SourceReply;
-use ramet_fs::{Caller, Error, Ino, Result, Volume};
+use ramet_fs::{Caller, Error, Ino, ROOT_INO, Result, Volume};
 
 /// Tokens of one user that wait to be used. A user's oldest token goes when there are more: its
 /// process may have died.
@@ -109,6 +110,18 @@ impl CloneTokens {
         Ok(token.source)
     }
 
+    /// Takes a token of the root of the volume back. A caller that has it may name objects by their
+    /// paths from there: no bind mount and no chroot keeps it out.
+    ///
+    /// # Errors
+    /// Those of [`CloneTokens::redeem`]; `NotPermitted` for a token of another object.
+    pub(crate) fn redeem_root(&self, caller: &Caller, number: u64) -> Result<()> {
+        match self.redeem(caller, number)?.ino {
+            ROOT_INO => Ok(()),
+            _ => Err(Error::NotPermitted),
+        }
+    }
+
     /// Drops the tokens that have waited for too long.
     pub(crate) fn drop_old(&self, now: Instant) {
         let is_old = |token: &Token| now.saturating_duration_since(token.since) >= UNUSED;
@@ -137,7 +150,7 @@ pub(crate) fn look(volume: &Arc<Volume>, caller: &Caller, dir: Ino, name: &[u8])
 #[cfg(test)]
 mod tests {
     use ramet_block::{Device, MemDevice};
-    use ramet_fs::{FormatOptions, OpenOptions, ROOT_INO};
+    use ramet_fs::{FormatOptions, Kind, NewInode, OpenOptions};
 
     use super::*;
 
@@ -166,6 +179,26 @@ mod tests {
         }
         assert!(matches!(tokens.redeem(&user(8), old), Err(Error::Stale)));
         assert!(tokens.redeem(&user(7), others).is_ok());
+    }
+
+    #[test]
+    fn token_of_another_directory_names_no_root() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let new = NewInode::new(Kind::Directory, 0o755);
+        let dir = volume.names().create(ROOT_INO, b"dir", &new).unwrap().ino;
+        let tokens = CloneTokens::default();
+        let issue = |dir, name: &[u8]| tokens.issue(&volume, &user(7), dir, name).unwrap().token;
+        for (dir, name) in [(ROOT_INO, &b"dir"[..]), (dir, b".")] {
+            let refused = tokens.redeem_root(&user(7), issue(dir, name));
+            assert!(matches!(refused, Err(Error::NotPermitted)));
+        }
+        let root = issue(ROOT_INO, b".");
+        let of_other = tokens.redeem_root(&user(8), root);
+        assert!(matches!(of_other, Err(Error::Stale)));
+        tokens.redeem_root(&user(7), root).unwrap();
+        assert!(matches!(tokens.redeem_root(&user(7), 0), Err(Error::Stale)));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::protocol::{Answer, answer};
 use crate::server::clone_tokens::CloneTokens;
 use crate::server::control_sessions::ControlSessions;
 use crate::server::credentials::{Requester, caller_of};
-use crate::server::ioctl::{Call, counters, encode_counters, encode_json, owns_volume};
+use crate::server::ioctl::{Call, counters, encode_counters, encode_json, owns_root, owns_volume};
 use crate::server::listings::Listings;
 use crate::server::request_counts::RequestCounts;
 use crate::server::staged_changes::StagedChanges;
@@ -93,8 +93,13 @@ impl ControlCalls {
     }
 
     /// Serves a mount of a snapshot, beside this one.
-    fn serve(&self, mount: &MountToServe, caller: &Caller, process: u32) -> Answer<Vec<u8>> {
-        answer(owns_volume(caller))?;
+    fn serve(
+        &self,
+        mount: &MountToServe,
+        (caller, dir): (&Caller, Ino),
+        process: u32,
+    ) -> Answer<Vec<u8>> {
+        answer(owns_root(caller, dir))?;
         let Some(Beside::Live(live)) = self.beside.get() else {
             return Err(Errno::ROFS);
         };
@@ -150,7 +155,7 @@ impl ControlCalls {
             return Ok((Vec::new(), answer(self.stat())?));
         }
         if let Call::Snapshot(SnapshotRequest::Serve(mount)) = call {
-            let served = self.serve(mount, &caller, requester.pid)?;
+            let served = self.serve(mount, (&caller, node), requester.pid)?;
             return Ok((Vec::new(), served));
         }
         let session = call.session(&caller);

@@ -11,8 +11,8 @@ use ramet_fs::control::{
 };
 use ramet_fs::{
     Caller, Capabilities, CloneMode, ControlState, Error, ForkReply, ForkRequest, Ino,
-    Invalidation, MergeRequest, NewFork, Result, SendRequest, SnapshotReply, SnapshotRequest,
-    StageRequest, Volume, answer_forks, answer_snapshots, copy_base, was_dropped,
+    Invalidation, MergeRequest, NewFork, ROOT_INO, Result, SendRequest, SnapshotReply,
+    SnapshotRequest, StageRequest, Volume, answer_forks, answer_snapshots, copy_base, was_dropped,
 };
 
 use rustix::io::Errno;
@@ -48,16 +48,27 @@ pub(crate) enum Call {
     Stage(StageRequest),
 }
 
-/// Whether the caller could read and write the device of the volume itself. Only a process with
-/// CAP_SYS_ADMIN and the user of the daemon may compare trees and scrub, because both tell names in directories that the
-/// caller may not read, and a comparison tells equality of contents. Only they may grow the volume,
-/// and make and remove snapshots.
+/// Whether the caller is a process with CAP_SYS_ADMIN, or one of the user of the daemon. Only they
+/// may compare and send trees, because both tell names in directories that the caller may not read,
+/// and a comparison tells equality of contents.
 pub(crate) fn owns_volume(caller: &Caller) -> Result<()> {
     let is_ours = caller.uid == rustix::process::geteuid().as_raw();
     if caller.capabilities.have(Capabilities::SYS_ADMIN) || is_ours {
         Ok(())
     } else {
         Err(Error::NotPermitted)
+    }
+}
+
+/// Whether the caller is one of these and made its call on the root of the volume, as calls about
+/// the whole volume are. A user of the daemon may be confined to a part of the mount, by a bind mount
+/// or a chroot: root in a container without capabilities, or a user in a sandbox. The device is out
+/// of reach for a caller of that kind.
+pub(crate) fn owns_root(caller: &Caller, dir: Ino) -> Result<()> {
+    owns_volume(caller)?;
+    match dir {
+        ROOT_INO => Ok(()),
+        _ => Err(Error::NotPermitted),
     }
 }
 
@@ -216,7 +227,10 @@ impl Call {
             Self::Look(LookRequest(request)) => data = look_reply(at, &request.name)?,
             Self::Sync => volume.sync_all()?,
             Self::Checkpoint => volume.checkpoint()?,
-            Self::Grow(bytes) => grow(volume, caller, *bytes)?,
+            Self::Grow(bytes) => {
+                owns_root(caller, dir)?;
+                volume.grow(*bytes)?;
+            }
             Self::Diff(request) => {
                 owns_volume(caller)?;
                 let starts = request.flags & DIFF_START != 0;
@@ -241,20 +255,20 @@ impl Call {
                 (stale, data) = (missing, encode_import_counts(&counts).to_vec());
             }
             Self::Snapshot(request) => {
-                (stale, data) = snapshot_reply(volume, request, (dir, state), caller)?;
+                (stale, data) = snapshot_reply((volume, tokens), request, (dir, state), caller)?;
             }
             Self::Stage(_) => return Err(Error::Unsupported),
             Self::Fork(request) => {
                 (stale, data) = fork_reply(volume, tokens, (dir, state, request), caller)?;
             }
             Self::Send(request) => {
-                owns_volume(caller)?;
+                may_send(tokens, caller, request)?;
                 let (state, request) = (state.ok_or(Error::Stale)?, (dir, request));
                 data = volume.controls().send(state, volume.snapshots(), request)?;
             }
             Self::Usage => data = encode_usage(&volume.controls().usage(dir)?),
             Self::Stat => data = encode_counters(&counters(volume, counts, prefetch)?)?,
-            Self::Scrub(request) => data = scrub_reply(volume, request, state, caller)?,
+            Self::Scrub(request) => data = scrub_reply(volume, request, (dir, state), caller)?,
         }
         Ok((stale, data))
     }
@@ -264,20 +278,26 @@ impl Call {
 fn scrub_reply(
     volume: &Volume,
     request: &ScrubRequest,
-    state: Option<&ControlState>,
+    (dir, state): (Ino, Option<&ControlState>),
     caller: &Caller,
 ) -> Result<Vec<u8>> {
-    owns_volume(caller)?;
+    owns_root(caller, dir)?;
     let starts = request.flags & SCRUB_START != 0;
     let state = state.ok_or(Error::Stale)?;
     let page = volume.controls().scrub_page(state, starts)?;
     encode_json(serde_json::to_string(&page))
 }
 
-/// Makes the volume longer.
-fn grow(volume: &Volume, caller: &Caller, bytes: u64) -> Result<()> {
+/// Refuses a request for a stream by a caller that may not make it. A tree of a snapshot is named by
+/// its path from the root of the volume.
+fn may_send(tokens: &CloneTokens, caller: &Caller, request: &SendRequest) -> Result<()> {
     owns_volume(caller)?;
-    volume.grow(bytes)
+    match request {
+        SendRequest::Add { at, base, root, .. } if at.is_some() || base.is_some() => {
+            tokens.redeem_root(caller, *root)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The answer to a request about forks, with the invalidations that the kernel needs.
@@ -314,10 +334,10 @@ fn fork_reply(
         ForkRequest::Reset { name, top } => {
             stale = trees.reset_fork(caller, (dir, name), Ino(*top))?;
         }
-        ForkRequest::CopyBase { fork, name } => {
+        ForkRequest::CopyBase { fork, id, name } => {
+            let fork = tokens.redeem(caller, *fork)?;
             let forks = (volume.controls().forks(), trees);
-            let caller = (volume.names(), caller);
-            stale = copy_base(forks, caller, fork, (dir, name))?;
+            stale = copy_base(forks, caller, (fork.ino, *id), (dir, name))?;
         }
         ForkRequest::Merge(request) => {
             let fork = tokens.redeem(caller, request.fork)?;
@@ -335,13 +355,18 @@ fn fork_reply(
 
 /// The answer to a request about snapshots, with the invalidations that the kernel needs.
 fn snapshot_reply(
-    volume: &Volume,
+    (volume, tokens): (&Volume, &CloneTokens),
     request: &SnapshotRequest,
     (dir, state): (Ino, Option<&ControlState>),
     caller: &Caller,
 ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
-    if !request.is_for_all() {
-        owns_volume(caller)?;
+    match request {
+        SnapshotRequest::Restore { root, .. } => {
+            owns_volume(caller)?;
+            tokens.redeem_root(caller, *root)?;
+        }
+        request if request.is_for_all() => {}
+        _ => owns_root(caller, dir)?,
     }
     let (mut stale, mut reply) = (Vec::new(), SnapshotReply::default());
     let snapshots = volume.snapshots();
@@ -351,6 +376,7 @@ fn snapshot_reply(
             path,
             name,
             replace,
+            ..
         } => {
             let mode = match replace {
                 true => CloneMode::Replace,
@@ -460,7 +486,176 @@ pub(crate) const UNKNOWN: Errno = Errno::NOTTY;
 
 #[cfg(test)]
 mod tests {
+    use ramet_block::{Device, MemDevice};
+    use ramet_fs::{FormatOptions, Kind, NewInode, OpenOptions};
+
     use super::*;
+
+    /// A volume with the directories `out/secret` and `dir`, and a snapshot `then` of it.
+    struct Parts {
+        volume: Arc<Volume>,
+        tokens: CloneTokens,
+        dir: Ino,
+        out: Ino,
+    }
+
+    impl Parts {
+        fn new() -> Self {
+            let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+            Volume::format(&device, &FormatOptions::default()).unwrap();
+            let volume = Volume::open(device, OpenOptions::default()).unwrap();
+            let new = NewInode::new(Kind::Directory, 0o755);
+            let make = |above, name: &[u8]| volume.names().create(above, name, &new).unwrap().ino;
+            let (dir, out) = (make(ROOT_INO, b"dir"), make(ROOT_INO, b"out"));
+            make(out, b"secret");
+            volume.snapshots().create("then").unwrap();
+            let tokens = CloneTokens::default();
+            Self {
+                volume,
+                tokens,
+                dir,
+                out,
+            }
+        }
+
+        fn token(&self, dir: Ino) -> u64 {
+            let caller = Caller::root();
+            let issued = self.tokens.issue(&self.volume, &caller, dir, b".");
+            issued.unwrap().token
+        }
+
+        fn call(&self, call: &Call, dir: Ino) -> Result<Vec<u8>> {
+            let (counts, prefetch) = (RequestCounts::default(), Prefetch::default());
+            let known = (&self.tokens, &counts, &prefetch);
+            let state = ControlState::default();
+            let called = call.run(&self.volume, known, (dir, Some(&state)), &Caller::root());
+            called.map(|(_, data)| data)
+        }
+
+        fn names(&self, dir: Ino) -> Vec<&'static str> {
+            let names = ["secret", "copy", "base"];
+            let is_there = |name: &&&str| self.volume.names().lookup(dir, name.as_bytes()).is_ok();
+            names.iter().filter(is_there).copied().collect()
+        }
+    }
+
+    #[test]
+    fn call_about_the_volume_is_refused_on_a_part_of_it() {
+        let parts = Parts::new();
+        let (path, snapshot) = (b"out/secret".to_vec(), "then".to_owned());
+        let name = "more".to_owned();
+        let (scrub, session) = (SCRUB_START, 1);
+        let calls = [
+            Call::Snapshot(SnapshotRequest::Create { name: name.clone() }),
+            Call::Snapshot(SnapshotRequest::Remove { name }),
+            Call::Snapshot(SnapshotRequest::Log {
+                path: path.clone(),
+                from: 0,
+            }),
+            Call::Snapshot(SnapshotRequest::Diff {
+                session,
+                snapshot,
+                path,
+            }),
+            Call::Snapshot(SnapshotRequest::Policy {
+                set: Some("none".to_owned()),
+            }),
+            Call::Scrub(ScrubRequest {
+                flags: scrub,
+                session,
+            }),
+            Call::Grow(64 << 20),
+        ];
+        for (number, call) in calls.iter().enumerate() {
+            let refused = parts.call(call, parts.dir);
+            assert!(matches!(refused, Err(Error::NotPermitted)), "{number}");
+        }
+        // The device of the test has no room to grow.
+        for (number, call) in calls.iter().enumerate().take(6) {
+            let done = parts.call(call, ROOT_INO);
+            assert!(done.is_ok(), "{number}: {done:?}");
+        }
+        let list = Call::Snapshot(SnapshotRequest::List {
+            from: 0,
+            exclusive: false,
+        });
+        assert!(parts.call(&list, parts.dir).is_ok());
+    }
+
+    #[test]
+    fn path_from_the_root_needs_a_token_of_the_root() {
+        let parts = Parts::new();
+        let (path, snapshot) = (b"out/secret".to_vec(), "then".to_owned());
+        let restore = |root| {
+            Call::Snapshot(SnapshotRequest::Restore {
+                root,
+                snapshot: snapshot.clone(),
+                path: path.clone(),
+                name: b"copy".to_vec(),
+                replace: false,
+            })
+        };
+        let place = Some((snapshot.clone(), path.clone()));
+        let send = |root, at, base| {
+            Call::Send(SendRequest::Add {
+                root,
+                session: 1,
+                begins: true,
+                name: b"secret".to_vec(),
+                at,
+                base,
+            })
+        };
+        for (token, told) in [(0, "stale"), (parts.token(parts.dir), "of a part")] {
+            let refused = parts.call(&restore(token), parts.dir);
+            assert!(
+                matches!(refused, Err(Error::Stale | Error::NotPermitted)),
+                "{told}"
+            );
+        }
+        let (dir, none) = (parts.dir, None);
+        for (at, base) in [(place.clone(), none.clone()), (none.clone(), place.clone())] {
+            let refused = parts.call(&send(parts.token(dir), at.clone(), base.clone()), dir);
+            assert!(matches!(refused, Err(Error::NotPermitted)));
+            let sent = parts.call(&send(parts.token(ROOT_INO), at, base), dir);
+            assert!(sent.is_ok());
+        }
+        assert!(parts.call(&send(0, None, None), dir).is_ok());
+        assert_eq!(parts.names(dir), [""; 0]);
+        parts.call(&restore(parts.token(ROOT_INO)), dir).unwrap();
+        assert_eq!(parts.names(dir), ["copy"]);
+    }
+
+    #[test]
+    fn base_of_a_fork_is_copied_by_a_token_of_the_fork() {
+        let parts = Parts::new();
+        let make = Call::Fork(ForkRequest::Make {
+            source: parts.token(parts.out),
+            name: b"work".to_vec(),
+            note: String::new(),
+            base: true,
+        });
+        parts.call(&make, ROOT_INO).unwrap();
+        let work = parts.volume.names().lookup(ROOT_INO, b"work").unwrap();
+        let list = Call::Fork(ForkRequest::List { after: None });
+        let told = parts.call(&list, ROOT_INO).unwrap();
+        let told: ForkReply = serde_json::from_str(decode_stat_reply(&told).unwrap()).unwrap();
+        let id = told.forks[0].id;
+        let copy = |fork, id| {
+            let name = b"base".to_vec();
+            let call = Call::Fork(ForkRequest::CopyBase { fork, id, name });
+            parts.call(&call, parts.dir)
+        };
+        assert!(matches!(copy(0, id), Err(Error::Stale)));
+        let of_part = copy(parts.token(parts.dir), id);
+        assert!(matches!(of_part, Err(Error::Invalid(_))));
+        let other = copy(parts.token(work.ino), id + 1);
+        assert!(matches!(other, Err(Error::NotFound)));
+        assert_eq!(parts.names(parts.dir), [""; 0]);
+        copy(parts.token(work.ino), id).unwrap();
+        let base = parts.volume.names().lookup(parts.dir, b"base").unwrap();
+        assert_eq!(parts.names(base.ino), ["secret"]);
+    }
 
     #[test]
     fn comparisons_and_streams_are_read_beside_syncs_and_are_kept_at_once() {
@@ -489,6 +684,7 @@ mod tests {
         for path in [long, any, Vec::new()] {
             let place = Some(("monday".to_owned(), path.clone()));
             let request = SendRequest::Add {
+                root: u64::MAX,
                 session: 7,
                 begins: true,
                 name: path[..path.len().min(255)].to_vec(),

@@ -51,7 +51,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use ramet_fs::{
     Attr, Caller, CloneMode, Error, Ino, Invalidation, Kind, NOBODY, Replaced, Result, STAGED_NAME,
-    StageReply, StageRequest, StagedObject, Time, Volume,
+    StageReply, StageRequest, StagedObject, Time, Volume, check_name,
 };
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
@@ -561,6 +561,8 @@ impl Shared {
             StageRequest::Remove { name } => (name, true),
             StageRequest::Opened { .. } => return Err(Error::Invalid("a change")),
         };
+        // A lookup of `..` would lead out of the directory.
+        check_name(name)?;
         volume.remember(dir)?;
         let place = Source::of(volume, dir);
         let victim = match replaces.then(|| volume.names().lookup(dir, name)) {
@@ -578,7 +580,13 @@ impl Shared {
                 let object = trees.stage_clone(caller, source.ino, dir)?;
                 Change::Clone { source, object }
             }
-            StageRequest::Restore { snapshot, path, .. } => {
+            StageRequest::Restore {
+                root,
+                snapshot,
+                path,
+                ..
+            } => {
+                tokens.redeem_root(caller, *root)?;
                 let source = (volume.snapshots(), &snapshot[..], &path[..]);
                 Change::Restore {
                     object: trees.stage_restored(caller, source, dir)?,
