@@ -146,15 +146,21 @@ impl Tree {
     /// then.
     pub fn apply(&self, batch: Batch) -> Result<Seq> {
         self.window.check_whole()?;
-        self.inner
-            .apply_after(batch, |bytes| self.inner.admission.admit(bytes))
+        let admit = |bytes| self.inner.admission.admit(bytes);
+        let seq = self.inner.apply_after(batch, admit)?;
+        if self.inner.sync_each {
+            self.inner.checkpointer.sync_to(seq)?;
+        }
+        Ok(seq)
     }
 
     /// As [`Tree::apply`], for a caller that holds locks, and that called [`Tree::admit`] before it
     /// took them: the queue of the journal is not written out under them unless it is very long.
+    /// The batch is not made durable, also with [`crate::OpenOptions::sync_each`]: the caller shows
+    /// it to others first, and then calls [`crate::Applied::make_durable`].
     ///
     /// # Errors
-    /// As [`Tree::apply`].
+    /// As [`Tree::apply`] without `sync_each`: the batch is not applied then.
     pub fn apply_admitted(&self, batch: Batch) -> Result<Seq> {
         self.window.check_whole()?;
         let admission = &self.inner.admission;
@@ -376,7 +382,7 @@ impl Inner {
         done
     }
 
-    /// Applies a batch after `admit` let so many bytes in.
+    /// Applies a batch after `admit` let so many bytes in. An error tells that it is not applied.
     fn apply_after(&self, batch: Batch, admit: impl FnOnce(usize) -> Result<()>) -> Result<Seq> {
         if self.journal().is_none() {
             return Err(Error::ReadOnly);
@@ -391,11 +397,7 @@ impl Inner {
         }
         admit(record.len())?;
         batch.ingests().try_for_each(Ingest::claim)?;
-        let seq = self.apply(batch, Some(&record), None)?;
-        if self.sync_each {
-            self.checkpointer.sync_to(seq)?;
-        }
-        Ok(seq)
+        self.apply(batch, Some(&record), None)
     }
 
     fn batch_bytes_max(&self) -> usize {

@@ -121,7 +121,7 @@ impl Applied {
         applied
     }
 
-    /// Makes a batch durable that [`Applied::try_on`] applied, where
+    /// Makes a batch durable that [`Applied::try_on`] or [`Tree::apply_admitted`] applied, where
     /// [`crate::OpenOptions::sync_each`] asks for that. To be called without locks that other
     /// threads need.
     ///

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use ramet_betree::{Batch, Tree, successor_of_prefix};
+use ramet_betree::{Applied, Batch, Tree, successor_of_prefix};
 use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result};
@@ -335,8 +335,8 @@ impl Numbers {
         if failpoints::is_on(Fault::NumberBlockLost) {
             return Ok(block);
         }
-        match self.tree.apply(batch).map_err(Error::from) {
-            Ok(_) => {
+        match apply(&self.tree, batch) {
+            Ok(()) => {
                 given.note_gaps_stored();
                 given.note_generations_stored();
                 Ok(block)
@@ -401,7 +401,7 @@ impl Numbers {
         given.put_gaps(&mut batch);
         given.put_number(&mut batch);
         given.put_generations(&mut batch);
-        self.tree.apply(batch)?;
+        apply(&self.tree, batch)?;
         given.note_generations_stored();
         given.note_gaps_stored();
         for (base, owner) in some {
@@ -457,7 +457,7 @@ impl Given {
             if is_for_removal {
                 batch.count_as_removal();
             }
-            tree.apply(batch)?;
+            apply(tree, batch)?;
             self.reserved_generations = reserved;
         }
         Ok(self.unreserved_generation())
@@ -556,6 +556,17 @@ impl Given {
     pub(super) fn note_free(&mut self, class: usize) {
         self.has_more_free[class] = true;
     }
+}
+
+/// Applies a batch that gives or stores numbers. An error tells that it is not applied: a number
+/// that the tables have may not be given again. A sync that fails changes nothing for the caller,
+/// since each operation that uses the number syncs a later batch.
+fn apply(tree: &Tree, batch: Batch) -> Result<()> {
+    let seq = tree.apply_admitted(batch)?;
+    if let Err(error) = Applied::make_durable(tree, seq) {
+        tracing::debug!(%error, "a number is durable later");
+    }
+    Ok(())
 }
 
 /// The identity that a pin gives in this directory.

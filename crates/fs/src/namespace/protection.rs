@@ -218,7 +218,7 @@ impl Protections {
         let change = i64::from(after.is_any()) - i64::from(before.is_any());
         counts.add(&topology.directories_above(inode)?, change);
         self.put_counts(&mut tx, counts)?;
-        tx.apply(topology, &self.tree)
+        tx.apply(topology, &self.tree)?.make_durable()
     }
 
     /// Moves the counts of protected inodes below `moved`: directories that each leave one

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use ramet_betree::{Applied, Seq, Snapshot, Tree, successor_of_prefix};
+use ramet_betree::{Seq, Snapshot, Tree, successor_of_prefix};
 use ramet_block::LongestTimes;
 
 use crate::error::{Error, Result, gone_is_not_found};
@@ -25,7 +25,7 @@ use crate::namespace::protection::Protections;
 use crate::namespace::timed::TimedRwLock;
 use crate::namespace::told::ToldInodes;
 use crate::namespace::topology::Topology;
-use crate::namespace::transaction::Round;
+use crate::namespace::transaction::{Round, Shown};
 
 /// The kind of entries in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -453,17 +453,14 @@ impl Namespace {
     /// Runs an operation until its batch is applied. `run` takes locks that others need. It returns
     /// the number of the batch. When the batch would have to wait, `run` lets its locks go with the
     /// error `Deferred`; the work is done without any lock, and `run` begins anew. The tree bounds
-    /// the rounds.
+    /// the rounds. The caller shows the rest of the change before it makes that durable.
     pub(crate) fn until_applied<T>(
         &self,
         mut run: impl FnMut(Round) -> Result<(T, Seq)>,
-    ) -> Result<T> {
+    ) -> Result<(T, Shown<'_>)> {
         for round in Round::all() {
             match run(round) {
-                Ok((done, seq)) => {
-                    Applied::make_durable(&self.tree, seq)?;
-                    return Ok(done);
-                }
+                Ok((done, seq)) => return Ok((done, Shown::new(&self.tree, seq))),
                 Err(Error::Deferred(work)) => work.finish(&self.tree)?,
                 Err(error) => return Err(error),
             }

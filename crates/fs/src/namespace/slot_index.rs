@@ -92,11 +92,12 @@ fn make_index(namespace: &Namespace, dir: &Arc<Inode>) -> Result<()> {
         if is_last {
             tx.edit(dir).next_slot += 1;
         }
-        tx.apply(&topology, &namespace.tree)?;
+        let shown = tx.apply(&topology, &namespace.tree)?;
+        drop(topology);
+        shown.make_durable()?;
         if is_last {
             return Ok(());
         }
-        drop(topology);
         namespace.tree.admit(PIECE_BYTES)?;
     }
 }

@@ -5,6 +5,10 @@
 //! their records, and adds its own keys to the batch. [`Transaction::apply`] adds the records at
 //! the end, at the new locations of the inodes. The copies replace the records only after the tree
 //! took the batch: a transaction that fails changes nothing.
+//!
+//! On a volume that makes each change durable, a sync comes last: after the tree has the batch, it
+//! shows, and the memory has to show it too, also if the sync fails. So `apply` does not sync. The
+//! operation shows the rest of the change, and then calls [`Shown::make_durable`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -273,9 +277,9 @@ impl<'a> Transaction<'a> {
     ///
     /// # Errors
     /// Those of the tree; nothing is changed then.
-    pub(crate) fn apply(self, topology: &Topology, tree: &Tree) -> Result<()> {
-        self.apply_by(topology, tree, |batch| Ok(tree.apply_admitted(batch)?))?;
-        Ok(())
+    pub(crate) fn apply<'t>(self, topology: &Topology, tree: &'t Tree) -> Result<Shown<'t>> {
+        let applied = self.apply_by(topology, tree, |batch| Ok(tree.apply_admitted(batch)?))?;
+        Ok(Shown::new(tree, applied.unwrap_or_default()))
     }
 
     /// The same without waiting, for an operation that holds the topology or the link lock for
@@ -350,6 +354,34 @@ impl<'a> Transaction<'a> {
             show_move(&inode, location);
         }
         Ok(applied)
+    }
+}
+
+/// A change that the tree and the states of the inodes have, and that may not be durable yet. The
+/// operation shows the rest of it first.
+#[must_use = "the change may have to be durable"]
+pub(crate) struct Shown<'t> {
+    tree: &'t Tree,
+    seq: Seq,
+}
+
+impl<'t> Shown<'t> {
+    /// The change of the batch with this number; 0 for none.
+    pub(crate) fn new(tree: &'t Tree, seq: Seq) -> Self {
+        Self { tree, seq }
+    }
+
+    /// The number of the batch, for a change of two batches that is made durable at once.
+    pub(crate) fn seq(self) -> Seq {
+        self.seq
+    }
+
+    /// Makes the change durable, on a volume that does so with each change.
+    ///
+    /// # Errors
+    /// Those of a sync; the change is made all the same.
+    pub(crate) fn make_durable(self) -> Result<()> {
+        Ok(Applied::make_durable(self.tree, self.seq)?)
     }
 }
 

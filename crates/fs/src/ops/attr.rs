@@ -281,7 +281,7 @@ impl Attributes {
         {
             tx.clear_capability(&inode, &path);
         }
-        tx.apply(&topology, &self.namespace.tree)?;
+        tx.apply(&topology, &self.namespace.tree)?.make_durable()?;
         drop(topology);
         link_counts::attr(&self.namespace, &inode)
     }

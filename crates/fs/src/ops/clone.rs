@@ -192,10 +192,11 @@ impl Trees {
         // The links of a file are counted under the locks. To read the names takes longer.
         link_counts::attr(&self.namespace, &source)?;
         let clone = |round| self.clone_now(caller, &source, copy, purpose, round);
-        let (stale, slot) = indexing(&self.namespace, &[&dir], || {
+        let ((stale, slot), shown) = indexing(&self.namespace, &[&dir], || {
             self.namespace.until_applied(clone)
         })?;
         self.namespace.took_slot(&dir, slot);
+        shown.make_durable()?;
         Ok(stale)
     }
 

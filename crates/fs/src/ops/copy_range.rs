@@ -196,8 +196,10 @@ impl Files {
         writer: Writer<'_>,
     ) -> Result<Copied> {
         self.namespace.tree.admit(RECORDS_BYTES)?;
-        self.namespace
-            .until_applied(|round| self.copy_now(ends, len, writer, round))
+        let copy = |round| self.copy_now(ends, len, writer, round);
+        let (copied, shown) = self.namespace.until_applied(copy)?;
+        shown.make_durable()?;
+        Ok(copied)
     }
 
     /// Copies, if that has not to wait.

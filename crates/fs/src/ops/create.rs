@@ -127,7 +127,7 @@ impl Names {
         if new.kind == Kind::Directory {
             parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
         }
-        tx.apply(&topology, &self.namespace.tree)?;
+        let shown = tx.apply(&topology, &self.namespace.tree)?;
         let attr = attr_of(identity, &record);
         let location = Location::Child {
             parent: Arc::clone(dir),
@@ -144,9 +144,10 @@ impl Names {
             .store(true, std::sync::atomic::Ordering::SeqCst);
         self.namespace.table.adopt(&inode, None);
         self.namespace.table.note(dir.ino, name, identity.ino);
-        self.namespace.table.remember(&inode);
         drop((topology, names));
         self.namespace.took_slot(dir, slot);
+        shown.make_durable()?;
+        self.namespace.table.remember(&inode);
         Ok(attr)
     }
 }

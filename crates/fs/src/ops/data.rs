@@ -307,7 +307,7 @@ impl Files {
         let now = self.times.now();
         let record = tx.edit(inode);
         (record.mtime, record.ctime) = (now, now);
-        tx.apply(&topology, &self.namespace.tree)?;
+        tx.apply(&topology, &self.namespace.tree)?.make_durable()?;
         Ok(cleared)
     }
 

@@ -302,7 +302,7 @@ impl DeferredDeletes {
             }
             _ => delete_ranges(&mut tx.batch, &path, self.namespace.unsettled.indexes()),
         }
-        tx.apply(&topology, &self.namespace.tree)
+        tx.apply(&topology, &self.namespace.tree)?.make_durable()
     }
 
     /// Frees the keys at and below a name that does not exist, if a deleted entry takes them. The
@@ -328,9 +328,9 @@ impl DeferredDeletes {
             let path = drop_deleted(&mut tx, &topology, dir, at)?;
             self.move_to_orphans(&mut tx, &inode, &path);
             delete_ranges(&mut tx.batch, &path, self.namespace.unsettled.indexes());
-            tx.apply(&topology, &self.namespace.tree)?;
+            let shown = tx.apply(&topology, &self.namespace.tree)?;
             topology.generation += 1;
-            return Ok(());
+            return shown.make_durable();
         }
         let topology = self.namespace.topology.read();
         let path = drop_deleted(&mut tx, &topology, dir, at)?;
@@ -338,7 +338,7 @@ impl DeferredDeletes {
         let orphan = self.namespace.numbers.new_orphan();
         move_contents(&mut tx, &record, &path, &keys::orphan(orphan), None);
         tx.move_to(&inode, Location::Orphan(orphan));
-        tx.apply(&topology, &self.namespace.tree)
+        tx.apply(&topology, &self.namespace.tree)?.make_durable()
     }
 
     /// Copies everything at and below `path`, which is then erased or replaced, to the orphan area,

@@ -95,7 +95,7 @@ impl Attributes {
         }
         let after = flags.protection();
         if before == after {
-            return tx.apply(&topology, &self.namespace.tree);
+            return tx.apply(&topology, &self.namespace.tree)?.make_durable();
         }
         self.namespace
             .protections

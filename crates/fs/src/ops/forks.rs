@@ -32,7 +32,7 @@ use crate::namespace::notes::link_of;
 use crate::namespace::numbers::{Numbers, Unstored};
 use crate::namespace::paths::path_of;
 use crate::namespace::resolve::Namespace;
-use crate::namespace::transaction::RECORDS_BYTES;
+use crate::namespace::transaction::{RECORDS_BYTES, Shown};
 use crate::ops::access::Caller;
 use crate::ops::fork_record::{NO_FORK, delete_fork, next_snapshot, stored_fork};
 use crate::ops::names::Names;
@@ -519,11 +519,13 @@ impl Forks {
         let tree = &self.namespace.tree;
         tree.admit(RECORDS_BYTES)?;
         // A fork is dropped and made with the topology held for writing.
-        let _topology = self.namespace.topology.read();
+        let topology = self.namespace.topology.read();
         if stored_fork(tree, top)?.as_ref() != Some(&record) {
             return Ok(false);
         }
-        tree.apply_admitted(batch)?;
+        let seq = tree.apply_admitted(batch)?;
+        drop(topology);
+        Shown::new(tree, seq).make_durable()?;
         Ok(!may_come_back)
     }
 

@@ -226,12 +226,13 @@ impl Imports {
         }
         let at = At { dir: &dir, name };
         let publish = |round| self.publish_now(caller, stage, at, round);
-        let (stale, slot) = indexing(&self.namespace, &[&dir], || {
+        let ((stale, slot), shown) = indexing(&self.namespace, &[&dir], || {
             self.namespace.until_applied(publish)
         })?;
         self.namespace.took_slot(&dir, slot);
         let (_, counts) = stage.result();
         (state.stage, state.is_published) = (None, true);
+        shown.make_durable()?;
         Ok((stale, counts))
     }
 

@@ -220,7 +220,7 @@ impl Joins {
         let path = topology.dir_path(root).map_err(gone_is_not_found)?.path;
         tx.batch.put(keys::joining(&path), "");
         root.is_joining.store(true, Ordering::SeqCst);
-        tx.apply(&topology, &self.namespace.tree)
+        tx.apply(&topology, &self.namespace.tree)?.make_durable()
     }
 
     /// Moves some shared inodes.
@@ -238,10 +238,10 @@ impl Joins {
         for one in part {
             one.put(&mut tx, (root, outer), paths, counted);
         }
-        tx.apply(&topology, &self.namespace.tree)?;
+        let shown = tx.apply(&topology, &self.namespace.tree)?;
         topology.generation += 1;
         *outer.has_links.lock() = Some(true);
-        Ok(())
+        shown.make_durable()
     }
 
     /// Moves the last shared inodes, and makes the clone root a plain directory.
@@ -265,14 +265,14 @@ impl Joins {
             tx.batch.delete(keys::joining(paths.0));
         }
         tx.edit(root).flags &= !(FLAG_CLONE_ROOT | FLAG_JOINING);
-        tx.apply(&topology, &namespace.tree)?;
+        let shown = tx.apply(&topology, &namespace.tree)?;
         topology.generation += 1;
         root.is_plain();
         if !moving.is_empty() {
             *outer.has_links.lock() = Some(true);
         }
         note_changed(root);
-        Ok(())
+        shown.make_durable()
     }
 
     /// Shared inodes of a clone root that have names, with all their names. Tells whether these are

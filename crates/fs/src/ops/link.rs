@@ -21,7 +21,7 @@ use crate::namespace::inode::{Inode, Location};
 use crate::namespace::link_counts::{self, count_links, last_note};
 use crate::namespace::slot_index::indexing;
 use crate::namespace::topology::Topology;
-use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_names, lock_states};
+use crate::namespace::transaction::{RECORDS_BYTES, Shown, Transaction, lock_names, lock_states};
 use crate::ops::at::At;
 use crate::ops::contents::{Few, few_blocks, move_contents};
 use crate::ops::names::Names;
@@ -103,8 +103,10 @@ impl Names {
     fn link_in(&self, inode: &Arc<Inode>, dir: &Arc<Inode>, name: &[u8]) -> Result<Attr> {
         self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
         if matches!(*inode.location.read(), Location::Unnamed(_)) {
-            let _names = dir.lock_names();
-            self.link_nameless(inode, At { dir, name })?;
+            let names = dir.lock_names();
+            let shown = self.link_nameless(inode, At { dir, name })?;
+            drop(names);
+            shown.make_durable()?;
             self.namespace.table.remember(inode);
             return Ok(inode.attr());
         }
@@ -124,18 +126,20 @@ impl Names {
             };
             if unchanged {
                 let at = At { dir, name };
-                let slot = match self.link_locked(inode, first.as_ref(), at) {
+                let (slot, shown) = match self.link_locked(inode, first.as_ref(), at) {
                     Err(Error::CrossRoot) => {
                         drop(names);
                         self.joins.join(&home_of(inode)?, dir)?;
                         continue;
                     }
-                    slot => slot?,
+                    linked => linked?,
                 };
-                self.namespace.table.remember(inode);
                 drop(names);
                 self.namespace.took_slot(dir, slot);
-                return link_counts::attr(&self.namespace, inode);
+                shown.make_durable()?;
+                let attr = link_counts::attr(&self.namespace, inode)?;
+                self.namespace.table.remember(inode);
+                return Ok(attr);
             }
         }
     }
@@ -146,7 +150,12 @@ impl Names {
         last_note(&self.namespace, &root.map_err(gone_is_not_found)?)
     }
 
-    fn link_locked(&self, inode: &Arc<Inode>, first: Option<&First>, at: At<'_>) -> Result<Slot> {
+    fn link_locked(
+        &self,
+        inode: &Arc<Inode>,
+        first: Option<&First>,
+        at: At<'_>,
+    ) -> Result<(Slot, Shown<'_>)> {
         let _links = self.namespace.links.read();
         // Later than all notes of the clone root, as the links are held.
         let new_link = match first {
@@ -208,8 +217,8 @@ impl Names {
         record.ctime = now;
         let parent = tx.edit(at.dir);
         (parent.mtime, parent.ctime) = (now, now);
-        tx.apply(&topology, &self.namespace.tree)?;
-        Ok(slot)
+        let shown = tx.apply(&topology, &self.namespace.tree)?;
+        Ok((slot, shown))
     }
 }
 

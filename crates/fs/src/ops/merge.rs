@@ -271,7 +271,10 @@ impl<'a> Merging<'a> {
             self.trees.namespace.until_applied(run)
         });
         // Hard links below trees come on top of the estimate.
-        Ok(done.map_err(too_big)?.map(|done| self.finish(done, false)))
+        let (done, shown) = done.map_err(too_big)?;
+        let done = done.map(|done| self.finish(done, false));
+        shown.make_durable()?;
+        Ok(done)
     }
 
     /// Stages the merge and publishes it.
@@ -285,13 +288,15 @@ impl<'a> Merging<'a> {
             namespace.prepare_clone(top)?;
         }
         let begin = || namespace.until_applied(|round| self.begin_staged(&prepared, round));
-        let Some(mut staged) = self.indexing(&prepared, begin).map_err(too_big)? else {
+        let (staged, shown) = self.indexing(&prepared, begin).map_err(too_big)?;
+        let Some(mut staged) = staged else {
             return Ok(None);
         };
         let mut unused = Unused {
             trees: self.trees,
             orphans: staged.all_orphans(),
         };
+        shown.make_durable()?;
         let part_bytes = self.merge.parts.part_bytes;
         staged.carry_out(namespace, part_bytes).map_err(too_big)?;
         namespace
@@ -301,11 +306,14 @@ impl<'a> Merging<'a> {
             .map_err(too_big)?;
         let publish = |round| self.publish(&prepared, &staged, round);
         let done = self.indexing(&prepared, || namespace.until_applied(publish));
-        let Some((done, orphans)) = done.map_err(too_big)? else {
+        let (done, shown) = done.map_err(too_big)?;
+        let Some((done, orphans)) = done else {
             return Ok(None);
         };
         unused.orphans = orphans;
-        Ok(Some(self.finish(done, true)))
+        let done = self.finish(done, true);
+        shown.make_durable()?;
+        Ok(Some(done))
     }
 
     /// Makes the batch of a merge that is staged, and clones the trees. `None` if one is not as it
@@ -559,7 +567,8 @@ impl<'a> Merging<'a> {
         tx.edit(dir).next_slot = SLOTS_WITHOUT_INDEX;
         let topology = self.trees.namespace.topology.read();
         topology.dir_path(dir).map_err(gone_is_not_found)?;
-        tx.apply(&topology, &self.trees.namespace.tree)
+        tx.apply(&topology, &self.trees.namespace.tree)?
+            .make_durable()
     }
 
     /// Makes the batch under all locks, and hands it to `apply`.

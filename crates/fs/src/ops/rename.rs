@@ -109,7 +109,7 @@ impl Names {
             name: to.1,
         };
         let names = Move { from, to };
-        let moved = loop {
+        let (moved, shown) = loop {
             let rename = |round| self.rename_now(names, mode, whiteout, round);
             let moved = indexing(&self.namespace, &[&from_dir, &to_dir], || {
                 self.namespace.until_applied(rename)
@@ -125,6 +125,7 @@ impl Names {
         if let Some(slot) = moved.slot {
             self.namespace.took_slot(&to_dir, slot);
         }
+        shown.make_durable()?;
         Ok(moved.dirs)
     }
 

@@ -243,10 +243,11 @@ impl Trees {
     ) -> Result<Vec<Invalidation>> {
         let dir = copy.at.dir;
         let restore = |round| self.restore_now(caller, source, copy, how, round);
-        let (stale, slot) = indexing(&self.namespace, &[dir], || {
+        let ((stale, slot), shown) = indexing(&self.namespace, &[dir], || {
             self.namespace.until_applied(restore)
         })?;
         self.namespace.took_slot(dir, slot);
+        shown.make_durable()?;
         Ok(stale)
     }
 

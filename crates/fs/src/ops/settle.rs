@@ -42,7 +42,7 @@ use crate::namespace::notes::{Counts, Notes};
 use crate::namespace::number_tables::put_unpinned;
 use crate::namespace::resolve::Namespace;
 use crate::namespace::topology::Topology;
-use crate::namespace::transaction::{Round, Transaction, lock_states};
+use crate::namespace::transaction::{Round, Shown, Transaction, lock_states};
 use crate::ops::contents::erase;
 use crate::ops::deferred_delete::DeferredDeletes;
 use crate::ops::invalidation::Invalidation;
@@ -232,7 +232,7 @@ impl Settling {
         };
         let path = going.place.path.clone();
         let stepped = self.go_on(&going);
-        let (after, stale) = stepped.inspect_err(|error| {
+        let ((after, stale), shown) = stepped.inspect_err(|error| {
             self.failures.fetch_add(1, Ordering::Relaxed);
             self.failed.lock().insert(path, error.clone());
         })?;
@@ -240,6 +240,7 @@ impl Settling {
         drop(pass);
         self.tell(&stale);
         self.deletes.reap();
+        shown.make_durable()?;
         Ok(true)
     }
 
@@ -261,8 +262,9 @@ impl Settling {
             let mut going = Some(self.begin_at(&path)?);
             while self.tell_some() {}
             while let Some(step) = going {
-                let (after, stale) = self.go_on(&step)?;
+                let ((after, stale), shown) = self.go_on(&step)?;
                 self.tell(&stale);
+                shown.make_durable()?;
                 going = after;
             }
             // That of another clone root goes on.
@@ -272,7 +274,8 @@ impl Settling {
 
     /// Takes one step of a pass. Returns the pass after it, and invalidations for the
     /// kernel.
-    fn go_on(&self, going: &Pass) -> Result<(Option<Pass>, Vec<Invalidation>)> {
+    #[expect(clippy::type_complexity, reason = "a pair that two callers take apart")]
+    fn go_on(&self, going: &Pass) -> Result<((Option<Pass>, Vec<Invalidation>), Shown<'_>)> {
         self.namespace.tree.admit(self.step_bytes())?;
         let is_done = going.is_done || failpoints::is_on(Fault::NotesDroppedEarly);
         self.namespace.until_applied(|round| {
@@ -460,7 +463,8 @@ impl Settling {
         }
         if !late.known.is_empty() {
             let more = self.carry_out(&late, pass, &place, &mut stale, |tx, topology| {
-                tx.apply(topology, &namespace.tree)
+                seq = tx.apply(topology, &namespace.tree)?.seq();
+                Ok(())
             })?;
             note_gone(more);
         }

@@ -26,7 +26,7 @@ use crate::format::snapshot::{
 };
 use crate::namespace::numbers::{Numbers, takes_no_changes};
 use crate::namespace::resolve::Namespace;
-use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
+use crate::namespace::transaction::{RECORDS_BYTES, Round, Shown, Transaction, lock_states};
 use crate::ops::times::Times;
 
 /// A snapshot, as users know it.
@@ -156,7 +156,7 @@ impl Snapshots {
         if counts.next_id >= keys::SNAPSHOT_IDS_MAX {
             return Err(Error::TooManyLinks);
         }
-        let record = self.namespace.until_applied(|round| {
+        let (record, shown) = self.namespace.until_applied(|round| {
             let record = SnapshotRecord {
                 id: counts.next_id,
                 seq: 0,
@@ -165,6 +165,7 @@ impl Snapshots {
             };
             self.create_now((name, record), counts, round)
         })?;
+        shown.make_durable()?;
         Ok(SnapshotEntry::new(name, record))
     }
 
@@ -260,9 +261,9 @@ impl Snapshots {
         };
         tell(true);
         // A view of the snapshot begins before the batch, and is told above, or finds no record.
-        let applied = self.namespace.tree.apply(batch);
-        applied.inspect_err(|_| tell(false))?;
-        Ok(())
+        let tree = &self.namespace.tree;
+        let seq = tree.apply_admitted(batch).inspect_err(|_| tell(false))?;
+        Shown::new(tree, seq).make_durable()
     }
 
     /// Keeps the snapshot from being removed as long as the result lives. Returns the bytes that

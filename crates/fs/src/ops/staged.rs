@@ -224,9 +224,10 @@ impl Trees {
         if !matches!(table.adopt(&inode, None), Adopted::New { .. }) {
             return Err(Error::Stale);
         }
-        tx.apply(&topology, &self.namespace.tree)?;
+        let shown = tx.apply(&topology, &self.namespace.tree)?;
         drop(topology);
         self.namespace.took_slot(&dir, slot);
+        shown.make_durable()?;
         Ok(StagedObject {
             inode,
             dir,

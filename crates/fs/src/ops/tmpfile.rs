@@ -19,7 +19,7 @@ use crate::format::record::{Kind, Pin};
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::slot_index::indexing;
-use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
+use crate::namespace::transaction::{RECORDS_BYTES, Shown, Transaction, lock_states};
 use crate::ops::acl::{Inherited, list_of};
 use crate::ops::at::At;
 use crate::ops::contents::{few_blocks, move_contents};
@@ -67,10 +67,11 @@ impl Names {
         // No name holds the number. So the inode holds it before another thread can take a slot and
         // look for numbers that nobody has.
         table.adopt(&inode, None);
-        tx.apply(&topology, &self.namespace.tree)?;
-        table.remember(&inode);
+        let shown = tx.apply(&topology, &self.namespace.tree)?;
         drop(topology);
         self.namespace.took_slot(dir, slot);
+        shown.make_durable()?;
+        table.remember(&inode);
         Ok(inode.attr())
     }
 
@@ -78,7 +79,7 @@ impl Names {
     ///
     /// # Errors
     /// `Exists`, `NotFound` when the file is gone or has a name by now, and those of the tree.
-    pub(crate) fn link_nameless(&self, inode: &Arc<Inode>, at: At<'_>) -> Result<()> {
+    pub(crate) fn link_nameless(&self, inode: &Arc<Inode>, at: At<'_>) -> Result<Shown<'_>> {
         let _links = self.namespace.links.read();
         if self.namespace.find(at.dir, at.name)?.is_some() {
             return Err(Error::Exists);
@@ -112,9 +113,9 @@ impl Names {
         (record.nlink, record.ctime) = (1, now);
         let parent = tx.edit(at.dir);
         (parent.mtime, parent.ctime) = (now, now);
-        tx.apply(&topology, &self.namespace.tree)?;
+        let shown = tx.apply(&topology, &self.namespace.tree)?;
         let table = &self.namespace.table;
         table.note(at.dir.ino, at.name, inode.ino);
-        Ok(())
+        Ok(shown)
     }
 }

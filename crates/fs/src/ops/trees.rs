@@ -126,8 +126,10 @@ impl Trees {
         prepare_links(&self.namespace, &victim, false)?;
         // The links of a file are counted under the locks. To read the names takes longer.
         link_counts::attr(&self.namespace, &victim)?;
-        self.namespace
-            .until_applied(|round| self.remove_now(caller, (at, what), round))
+        let remove = |round| self.remove_now(caller, (at, what), round);
+        let (removed, shown) = self.namespace.until_applied(remove)?;
+        shown.make_durable()?;
+        Ok(removed)
     }
 
     /// Removes the tree, if it has not to wait.

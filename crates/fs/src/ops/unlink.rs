@@ -10,7 +10,7 @@ use crate::namespace::inode::{Inode, LockedNames};
 use crate::namespace::link_counts::{count_links, may_hide_shared};
 use crate::namespace::resolve::Inside;
 use crate::namespace::topology::Topology;
-use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
+use crate::namespace::transaction::{RECORDS_BYTES, Shown, Transaction, lock_states};
 use crate::ops::at::At;
 use crate::ops::names::Names;
 use crate::ops::removal::Removal;
@@ -51,13 +51,13 @@ impl Names {
         let parent = tx.edit(&dir);
         (parent.mtime, parent.ctime) = (now, now);
         let pinned = tx.get(inode).pin;
-        tx.apply(&topology, &self.namespace.tree)?;
+        let shown = tx.apply(&topology, &self.namespace.tree)?;
         if let Some(pin) = pinned {
             self.numbers
                 .note_gone(NumberKey::Unpinned(pin.identity.ino));
         }
         names.took_entry(inode.is_deleted());
-        Ok(())
+        shown.make_durable()
     }
 
     /// Removes an empty directory.
@@ -84,14 +84,14 @@ impl Names {
                 let _links = self.namespace.links.read();
                 inside != Inside::Entries && may_hide_shared(&self.namespace, victim)?
             };
-            if is_hidden {
-                self.remove_hidden(at, victim)?;
+            let shown = if is_hidden {
+                self.remove_hidden(at, victim)?
             } else {
                 let mut tx = Transaction::new(lock_states(&[&dir, victim]));
                 let topology = self.namespace.topology.read();
                 self.remove_empty((&mut tx, &topology), at, (victim, inside), true)?;
-                tx.apply(&topology, &self.namespace.tree)?;
-            }
+                tx.apply(&topology, &self.namespace.tree)?
+            };
             self.numbers.note_gone(NumberKey::Dead(victim.identity()));
             let pinned = victim.state.read().pin;
             if let Some(pin) = pinned {
@@ -101,7 +101,7 @@ impl Names {
             if let Some(names) = names.iter_mut().find(|names| names.are_of(&dir)) {
                 names.took_entry(victim.is_deleted());
             }
-            Ok(())
+            shown.make_durable()
         })
     }
 
@@ -131,14 +131,14 @@ impl Names {
 
     /// Removes a clone root without entries that has shared inodes which wait to be erased: they
     /// move to the orphan area with it, as some may be open.
-    fn remove_hidden(&self, at: At<'_>, victim: &Arc<Inode>) -> Result<()> {
+    fn remove_hidden(&self, at: At<'_>, victim: &Arc<Inode>) -> Result<Shown<'_>> {
         let _links = self.namespace.links.write();
         let mut tx = Transaction::new(lock_states(&[at.dir, victim]));
         let mut topology = self.namespace.topology.write();
         let inside = Inside::OnlyDeleted;
         self.remove_empty((&mut tx, &topology), at, (victim, inside), false)?;
-        tx.apply(&topology, &self.namespace.tree)?;
+        let shown = tx.apply(&topology, &self.namespace.tree)?;
         topology.generation += 1;
-        Ok(())
+        Ok(shown)
     }
 }

@@ -95,7 +95,7 @@ impl Attributes {
         let record = tx.edit(&inode);
         record.flags |= flags_of(name);
         record.ctime = now;
-        tx.apply(&topology, &self.namespace.tree)
+        tx.apply(&topology, &self.namespace.tree)?.make_durable()
     }
 
     /// Path and snapshot of an inode whose state is locked.
@@ -181,7 +181,7 @@ impl Attributes {
         let record = tx.edit(&inode);
         record.flags &= !(flags_of(name) & !FLAG_XATTRS);
         record.ctime = now;
-        tx.apply(&topology, &self.namespace.tree)
+        tx.apply(&topology, &self.namespace.tree)?.make_durable()
     }
 
     /// Sets the list in this attribute. The caller checked permissions. With `clears_setgid`, the
@@ -230,6 +230,6 @@ impl Attributes {
             record.flags |= FLAG_XATTRS | flag;
             tx.batch.put(key, list.encode());
         }
-        tx.apply(&topology, &self.namespace.tree)
+        tx.apply(&topology, &self.namespace.tree)?.make_durable()
     }
 }

@@ -1,0 +1,272 @@
+//! Volumes that make each change durable, on a device that is full at times. A change whose sync
+//! fails is made all the same: the caller hears of the failure, and finds the change in memory as
+//! the tree has it.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{check, find, found, make_at, names, place};
+use ramet_block::{Device, MemDevice};
+use ramet_fs::{
+    Attr, Caller, CloneMode, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, RenameMode,
+    Result, Volume,
+};
+
+/// A device that has no room for writes while it is full.
+struct Limited {
+    medium: MemDevice,
+    is_full: AtomicBool,
+}
+
+impl Device for Limited {
+    fn len_bytes(&self) -> u64 {
+        self.medium.len_bytes()
+    }
+
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.medium.read_at(addr, buf)
+    }
+
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        match self.is_full.load(Ordering::SeqCst) {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => self.medium.write_at(addr, buf),
+        }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.medium.sync()
+    }
+
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        self.medium.discard(addr, len_bytes)
+    }
+}
+
+struct Bed {
+    device: Arc<Limited>,
+    volume: Arc<Volume>,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let device = Arc::new(Limited {
+            medium: MemDevice::new(64 << 20),
+            is_full: AtomicBool::new(false),
+        });
+        let below: Arc<dyn Device> = device.clone();
+        Volume::format(&below, &FormatOptions::default()).unwrap();
+        let options = OpenOptions {
+            sync_each: true,
+            manual: true,
+            ..OpenOptions::default()
+        };
+        let volume = Volume::open(below, options).unwrap();
+        Self { device, volume }
+    }
+
+    /// Runs an operation on the full device.
+    fn while_full<T>(&self, run: impl FnOnce(&Volume) -> T) -> T {
+        self.device.is_full.store(true, Ordering::SeqCst);
+        let done = run(&self.volume);
+        self.device.is_full.store(false, Ordering::SeqCst);
+        done
+    }
+
+    /// Makes a change whose sync fails.
+    fn unsynced<T>(&self, change: impl FnOnce(&Volume) -> Result<T>) {
+        match self.while_full(change) {
+            Err(Error::Tree(ramet_betree::Error::NoSpace)) => {}
+            Err(error) => panic!("{error:?}"),
+            Ok(_) => panic!("the sync fails"),
+        }
+    }
+
+    fn file(&self, path: &str, contents: &[u8]) -> Ino {
+        let ino = make_at(&self.volume, path, Kind::Regular);
+        self.volume.files().write(ino, 0, contents, None).unwrap();
+        ino
+    }
+
+    fn read(&self, ino: Ino) -> Vec<u8> {
+        self.volume.files().read(ino, 0, 100).unwrap().to_vec()
+    }
+
+    fn attr(&self, ino: Ino) -> Attr {
+        self.volume.attributes().getattr(ino).unwrap()
+    }
+
+    fn clone_to(&self, source: &str, path: &str) {
+        let (source, (dir, name)) = (find(&self.volume, source), place(&self.volume, path));
+        let (root, trees) = (Caller::root(), self.volume.trees());
+        let cloned = trees.clone_entry(&root, source, dir, name, CloneMode::New);
+        cloned.unwrap();
+    }
+
+    /// The volume is whole, and another opening finds the names in `dir` that this one shows.
+    fn end(self, dir: &str) {
+        check(&self.volume);
+        let shown = names(&self.volume, find(&self.volume, dir));
+        self.volume.close().unwrap();
+        let after = common::open(&(self.device as Arc<dyn Device>));
+        check(&after);
+        assert_eq!(names(&after, find(&after, dir)), shown);
+    }
+}
+
+#[test]
+fn names_that_are_made_while_the_device_is_full_have_numbers_of_their_own() {
+    let bed = Bed::new();
+    let dir = make_at(&bed.volume, "dir", Kind::Directory);
+    let new = |kind| NewInode::new(kind, 0o755);
+    for (name, kind) in [("a", Kind::Regular), ("sub", Kind::Directory)] {
+        bed.unsynced(|volume| volume.names().create(dir, name.as_bytes(), &new(kind)));
+    }
+    let file = make_at(&bed.volume, "dir/b", Kind::Regular);
+    bed.unsynced(|volume| volume.names().link(file, dir, b"c"));
+    make_at(&bed.volume, "dir/d", Kind::Regular);
+    let mut numbers = ["a", "b", "d", "sub"].map(|name| find(&bed.volume, &format!("dir/{name}")));
+    numbers.sort_unstable();
+    assert!(
+        numbers.windows(2).all(|two| two[0] != two[1]),
+        "{numbers:?}"
+    );
+    assert_eq!(find(&bed.volume, "dir/c"), file);
+    assert_eq!(bed.attr(file).nlink, 2);
+    assert_eq!(bed.attr(dir).nlink, 3);
+    bed.end("dir");
+}
+
+#[test]
+fn a_file_that_loses_its_name_while_the_device_is_full_stays_as_long_as_it_is_open() {
+    let bed = Bed::new();
+    let dir = make_at(&bed.volume, "dir", Kind::Directory);
+    let large = vec![7; 2 << 20];
+    let gone = [
+        bed.file("dir/small", b"small"),
+        bed.file("dir/large", &large),
+        bed.file("dir/replaced", b"replaced"),
+    ];
+    let moved = bed.file("dir/moved", b"moved");
+    bed.unsynced(|volume| volume.names().unlink(dir, b"small"));
+    bed.unsynced(|volume| volume.names().unlink(dir, b"large"));
+    bed.unsynced(|volume| {
+        let (from, to) = ((dir, &b"moved"[..]), (dir, &b"replaced"[..]));
+        volume.names().rename(from, to, RenameMode::Replace, None)
+    });
+    for ino in gone {
+        assert_eq!(bed.attr(ino).nlink, 0);
+        bed.volume.files().write(ino, 1, b"-", None).unwrap();
+    }
+    assert_eq!(
+        gone.map(|ino| bed.read(ino)[..3].to_vec()),
+        [*b"s-a", [7, b'-', 7], *b"r-p"]
+    );
+    assert_eq!(find(&bed.volume, "dir/replaced"), moved);
+    assert_eq!(bed.read(moved), b"moved");
+    assert_eq!(names(&bed.volume, dir), [b"replaced"]);
+    bed.end("dir");
+}
+
+#[test]
+fn directories_that_move_and_go_while_the_device_is_full_are_where_the_tree_has_them() {
+    let bed = Bed::new();
+    for dir in ["dir", "dir/from", "dir/from/sub", "dir/empty"] {
+        make_at(&bed.volume, dir, Kind::Directory);
+    }
+    let dir = find(&bed.volume, "dir");
+    let file = bed.file("dir/from/sub/file", b"file");
+    bed.unsynced(|volume| {
+        let (from, to) = ((dir, &b"from"[..]), (dir, &b"to"[..]));
+        volume.names().rename(from, to, RenameMode::NoReplace, None)
+    });
+    assert_eq!(find(&bed.volume, "dir/to/sub/file"), file);
+    assert_eq!(bed.read(file), b"file");
+    bed.unsynced(|volume| volume.names().rmdir(dir, b"empty"));
+    assert_eq!(bed.attr(dir).nlink, 3);
+    let (root, to) = (Caller::root(), find(&bed.volume, "dir/to"));
+    bed.unsynced(|volume| {
+        volume
+            .trees()
+            .clone_entry(&root, to, dir, b"copy", CloneMode::New)
+    });
+    bed.unsynced(|volume| volume.trees().remove_tree(&root, dir, b"to"));
+    assert_eq!(bed.read(file), b"file", "the file is open");
+    assert_ne!(find(&bed.volume, "dir/copy/sub/file"), file);
+    assert!(found(&bed.volume, "dir/to").is_none());
+    bed.end("dir");
+}
+
+#[test]
+fn a_clone_whose_links_cross_its_border_while_the_device_is_full_is_joined() {
+    let bed = Bed::new();
+    let top = make_at(&bed.volume, "top", Kind::Directory);
+    let file = bed.file("top/file", b"file");
+    bed.volume.names().link(file, top, b"link").unwrap();
+    bed.clone_to("top", "copy");
+    let inside = find(&bed.volume, "copy/file");
+    bed.unsynced(|volume| volume.names().link(inside, top, b"in"));
+    if found(&bed.volume, "top/in").is_none() {
+        bed.volume.names().link(inside, top, b"in").unwrap();
+    }
+    assert_eq!(bed.attr(inside).nlink, 3);
+    assert_eq!(find(&bed.volume, "top/in"), inside);
+    bed.volume
+        .names()
+        .unlink(find(&bed.volume, "copy"), b"link")
+        .unwrap();
+    assert_eq!(bed.attr(inside).nlink, 2);
+    bed.end("top");
+}
+
+#[test]
+fn a_free_block_of_numbers_is_given_once_while_the_device_is_full() {
+    let bed = Bed::new();
+    make_at(&bed.volume, "top", Kind::Directory);
+    make_at(&bed.volume, "top/file", Kind::Regular);
+    for copy in ["one", "two"] {
+        bed.clone_to("top", copy);
+    }
+    // The blocks of these come back.
+    for old in ["x", "y", "z"] {
+        let dir = make_at(&bed.volume, old, Kind::Directory);
+        let file = make_at(&bed.volume, &format!("{old}/file"), Kind::Regular);
+        let root = Caller::root();
+        bed.volume
+            .trees()
+            .remove_tree(&root, ramet_fs::ROOT_INO, old.as_bytes())
+            .unwrap();
+        bed.volume.forget(file, 1);
+        bed.volume.forget(dir, 1);
+    }
+    bed.volume.sync_all().unwrap();
+    let dirs = ["one", "two"].map(|path| find(&bed.volume, path));
+    let look_up = |volume: &Volume, dir| volume.names().lookup(dir, b"file").map(|attr| attr.ino);
+    let early = bed.while_full(|volume| look_up(volume, dirs[0]));
+    let other = look_up(&bed.volume, dirs[1]).unwrap();
+    let one = look_up(&bed.volume, dirs[0]).unwrap();
+    assert_ne!(one, other);
+    assert!(
+        early.is_ok_and(|early| early == one),
+        "a full volume shows numbers"
+    );
+    check(&bed.volume);
+    bed.end("one");
+}
+
+#[test]
+fn a_snapshot_that_goes_while_the_device_is_full_is_gone() {
+    let bed = Bed::new();
+    bed.unsynced(|volume| volume.snapshots().create("a"));
+    bed.unsynced(|volume| volume.snapshots().create("b"));
+    let view = ramet_fs::passing_view(&bed.volume, "a").unwrap();
+    bed.unsynced(|volume| volume.snapshots().remove("a"));
+    assert!(ramet_fs::has_lost_its_snapshot(&view));
+    let left = bed.volume.snapshots().list().unwrap();
+    assert_eq!(left.len(), 1);
+    check(&bed.volume);
+}
