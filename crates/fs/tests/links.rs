@@ -4,11 +4,13 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{Mortal, find, image_of};
+use ramet_betree::Batch;
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Caller, CloneMode, DirEntry, Error, FileFlags, FormatOptions, Ino, Invalidation, Kind,
@@ -1115,6 +1117,43 @@ fn joined_in_part() -> Fixture {
     fixture.check();
     fixture.cut(filler, 0);
     fixture
+}
+
+#[test]
+fn a_join_on_a_full_volume_pins_no_number_that_is_not_stored() {
+    let mut fixture = Fixture::with(SOME, manual());
+    fixture.clone_to("top", "", "c");
+    fixture.settle();
+    let plain = fixture.make(fixture.find("c"), "plain", Kind::Regular);
+    let (filler, _) = fixture.fill();
+    let put = |n: u32| {
+        let mut batch = Batch::new();
+        batch.put([&[255], &n.to_be_bytes()[..]].concat(), "");
+        fixture.volume.tree().apply(batch)
+    };
+    assert!(
+        (0..1 << 20).any(|n| put(n).is_err()),
+        "not the least batch fits"
+    );
+    // No inode of a link in the clone was shown so far.
+    let linked = fixture.volume.names().link(plain, ROOT_INO, b"y");
+    assert!(is_no_space(linked));
+    let mut batch = Batch::new();
+    batch.delete_prefix(vec![255]);
+    fixture.volume.tree().apply(batch).unwrap();
+    fixture.cut(filler, 0);
+    fixture.reopen();
+    let mut numbers = BTreeSet::new();
+    for n in 0..SOME {
+        assert!(numbers.insert(fixture.find(&format!("c/tree/{n}"))));
+    }
+    for n in 0..4 * u64::from(SOME) {
+        let ino = fixture.make(ROOT_INO, &format!("new-{n}"), Kind::Directory);
+        assert!(numbers.insert(ino), "{ino:?} is given twice");
+        let ino = fixture.make(ino, "file", Kind::Regular);
+        assert!(numbers.insert(ino), "{ino:?} is given twice");
+    }
+    fixture.check();
 }
 
 fn is_no_space<T>(result: ramet_fs::Result<T>) -> bool {

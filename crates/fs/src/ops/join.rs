@@ -161,7 +161,6 @@ impl Joins {
     fn join_root(&self, root: &Arc<Inode>) -> Result<()> {
         let part_bytes = PART_BYTES.min(self.namespace.tree.batch_bytes_max() / 2);
         self.namespace.tree.admit(part_bytes)?;
-        self.numbers.store_all()?;
         let _links = loop {
             self.settling.settle_root(root)?;
             let links = self.namespace.links.write();
@@ -276,7 +275,7 @@ impl Joins {
     }
 
     /// Shared inodes of a clone root that have names, with all their names. Tells whether these are
-    /// the last ones. The links are held for writing.
+    /// the last ones. Their numbers are stored. The links are held for writing.
     fn moving(&self, root: &Arc<Inode>) -> Result<(Vec<Moving>, bool)> {
         let view = self.namespace.view(root)?;
         let index = keys::link_index(&view.dir.path);
@@ -304,7 +303,11 @@ impl Joins {
                 names,
             })
         });
-        Ok((moving.collect::<Result<_>>()?, is_last))
+        let moving = moving.collect::<Result<_>>()?;
+        // Inodes that were never shown have got their numbers here, maybe in memory only. A number
+        // above the stored counter is given again after the next mount, so none is pinned.
+        self.numbers.store_all()?;
+        Ok((moving, is_last))
     }
 }
 
