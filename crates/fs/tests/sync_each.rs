@@ -7,19 +7,19 @@ mod common;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use common::{check, find, found, make_at, names, place};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Attr, Caller, CloneMode, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, RenameMode,
-    Result, Volume,
+    Attr, Caller, CloneMode, Error, Favor, FormatOptions, Ino, Kind, MergeOptions, MergeParts,
+    NewFork, NewInode, OpenOptions, ROOT_INO, RenameMode, Result, Volume, merge_fork,
 };
 
-/// A device that has no room for writes while it is full.
+/// A device that has room for some writes, and no more.
 struct Limited {
     medium: MemDevice,
-    is_full: AtomicBool,
+    writes_left: AtomicI64,
 }
 
 impl Device for Limited {
@@ -32,9 +32,9 @@ impl Device for Limited {
     }
 
     fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
-        match self.is_full.load(Ordering::SeqCst) {
-            true => Err(io::ErrorKind::StorageFull.into()),
-            false => self.medium.write_at(addr, buf),
+        match self.writes_left.fetch_sub(1, Ordering::SeqCst) {
+            1.. => self.medium.write_at(addr, buf),
+            _ => Err(io::ErrorKind::StorageFull.into()),
         }
     }
 
@@ -56,7 +56,7 @@ impl Bed {
     fn new() -> Self {
         let device = Arc::new(Limited {
             medium: MemDevice::new(64 << 20),
-            is_full: AtomicBool::new(false),
+            writes_left: AtomicI64::new(i64::MAX),
         });
         let below: Arc<dyn Device> = device.clone();
         Volume::format(&below, &FormatOptions::default()).unwrap();
@@ -71,9 +71,14 @@ impl Bed {
 
     /// Runs an operation on the full device.
     fn while_full<T>(&self, run: impl FnOnce(&Volume) -> T) -> T {
-        self.device.is_full.store(true, Ordering::SeqCst);
+        self.with_room(0, run)
+    }
+
+    /// Runs an operation on a device that has room for so many writes.
+    fn with_room<T>(&self, writes: i64, run: impl FnOnce(&Volume) -> T) -> T {
+        self.device.writes_left.store(writes, Ordering::SeqCst);
         let done = run(&self.volume);
-        self.device.is_full.store(false, Ordering::SeqCst);
+        self.device.writes_left.store(i64::MAX, Ordering::SeqCst);
         done
     }
 
@@ -233,20 +238,22 @@ fn a_free_block_of_numbers_is_given_once_while_the_device_is_full() {
     }
     // The blocks of these come back.
     for old in ["x", "y", "z"] {
-        let dir = make_at(&bed.volume, old, Kind::Directory);
-        let file = make_at(&bed.volume, &format!("{old}/file"), Kind::Regular);
+        make_at(&bed.volume, old, Kind::Directory);
+        make_at(&bed.volume, &format!("{old}/file"), Kind::Regular);
         let root = Caller::root();
         bed.volume
             .trees()
-            .remove_tree(&root, ramet_fs::ROOT_INO, old.as_bytes())
+            .remove_tree(&root, ROOT_INO, old.as_bytes())
             .unwrap();
-        bed.volume.forget(file, 1);
-        bed.volume.forget(dir, 1);
     }
+    bed.volume.forget_all();
     bed.volume.sync_all().unwrap();
     let dirs = ["one", "two"].map(|path| find(&bed.volume, path));
     let look_up = |volume: &Volume, dir| volume.names().lookup(dir, b"file").map(|attr| attr.ino);
     let early = bed.while_full(|volume| look_up(volume, dirs[0]));
+    // A snapshot stores the numbers that are in memory only.
+    bed.volume.snapshots().create("s").unwrap();
+    check(&bed.volume);
     let other = look_up(&bed.volume, dirs[1]).unwrap();
     let one = look_up(&bed.volume, dirs[0]).unwrap();
     assert_ne!(one, other);
@@ -254,7 +261,6 @@ fn a_free_block_of_numbers_is_given_once_while_the_device_is_full() {
         early.is_ok_and(|early| early == one),
         "a full volume shows numbers"
     );
-    check(&bed.volume);
     bed.end("one");
 }
 
@@ -269,4 +275,48 @@ fn a_snapshot_that_goes_while_the_device_is_full_is_gone() {
     let left = bed.volume.snapshots().list().unwrap();
     assert_eq!(left.len(), 1);
     check(&bed.volume);
+}
+
+/// The device is full after each number of writes.
+#[test]
+fn a_file_that_a_staged_merge_replaces_stays_as_long_as_it_is_open() {
+    let options = MergeOptions {
+        favor: Favor::Theirs,
+        parts: MergeParts {
+            steps_max: 0,
+            part_bytes: 1 << 20,
+        },
+        ..MergeOptions::default()
+    };
+    let mut late = 0;
+    for writes in 0.. {
+        let bed = Bed::new();
+        let dst = make_at(&bed.volume, "dst", Kind::Directory);
+        let file = bed.file("dst/file", b"old");
+        let (root, trees) = (Caller::root(), bed.volume.trees());
+        let new = NewFork {
+            note: "",
+            has_base: true,
+        };
+        trees.fork(&root, dst, (ROOT_INO, b"fork"), new).unwrap();
+        let fork = find(&bed.volume, "fork");
+        let changed = find(&bed.volume, "fork/file");
+        bed.volume.files().write(changed, 0, b"new", None).unwrap();
+        let merged = bed.with_room(writes, |volume| {
+            let both = (volume.trees(), volume.controls().forks());
+            merge_fork(both, &root, (fork, dst), &options)
+        });
+        assert_eq!(bed.read(file), b"old", "after {writes} writes");
+        let is_made = bed.read(find(&bed.volume, "dst/file")) == b"new";
+        assert!(is_made || merged.is_err());
+        late += usize::from(is_made && merged.is_err());
+        bed.end("dst");
+        if merged.is_ok() {
+            break;
+        }
+    }
+    assert!(
+        late > 0,
+        "no merge was told to have failed after it was made"
+    );
 }

@@ -273,7 +273,7 @@ impl Imports {
         parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
         let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
         topology.generation += 1;
-        let stale = invalidations(&self.namespace, at, None)?;
+        let stale = invalidations(&self.namespace, at, None);
         Ok(((stale, slot), seq))
     }
 

@@ -264,7 +264,7 @@ impl<'a> Merging<'a> {
                     let gone = made.gone();
                     let tree = &self.trees.namespace.tree;
                     let seq = made.tx.apply_or_defer(&made.topology, tree, round)?;
-                    let done = self.done((made.topology, made.targets), gone, made.slots)?;
+                    let done = self.done((made.topology, made.targets), gone, made.slots);
                     Ok((Some(done), seq))
                 })
             };
@@ -392,7 +392,7 @@ impl<'a> Merging<'a> {
                 return Ok((None, 0));
             }
             let seq = applied?.unwrap_or_default();
-            let done = self.done((made.topology, made.targets), gone, made.slots)?;
+            let done = self.done((made.topology, made.targets), gone, made.slots);
             Ok((Some((done, unused)), seq))
         })
     }
@@ -422,22 +422,23 @@ impl<'a> Merging<'a> {
         indexing(&self.trees.namespace, &dirs, operation)
     }
 
-    /// Shows a merge whose batch was applied to others than the tree.
+    /// Shows a merge whose batch was applied to others than the tree. It cannot fail: objects that are
+    /// open have their contents in orphans by now, and the kernel has to be told.
     fn done(
         &self,
         (mut topology, targets): (HeldTopology<'_>, &[Target<'_>]),
         gone: Vec<NumberKey>,
         slots: Slots,
-    ) -> Result<Done> {
+    ) -> Done {
         topology.generation += 1;
         drop(topology);
         gone.into_iter()
             .for_each(|gone| self.trees.numbers.note_gone(gone));
         let mut stale = Vec::new();
         for target in targets {
-            stale.extend(self.invalidations_of(target)?);
+            stale.extend(self.invalidations_of(target));
         }
-        Ok((stale, slots))
+        (stale, slots)
     }
 
     fn finish(&self, (stale, slots): Done, is_staged: bool) -> Applied {
@@ -986,15 +987,15 @@ impl<'a> Merging<'a> {
     }
 
     /// The state of the kernel's caches that is out of date after a step. The links are held.
-    fn invalidations_of(&self, target: &Target<'_>) -> Result<Vec<Invalidation>> {
+    fn invalidations_of(&self, target: &Target<'_>) -> Vec<Invalidation> {
         if let Some(changed) = &target.changed {
-            return Ok(vec![Invalidation::Attributes(changed.ino)]);
+            return vec![Invalidation::Attributes(changed.ino)];
         }
         if let Some(victim) = &target.victim {
             victim.note_removed(&self.trees.namespace);
         }
         let at = target.prepared.place.at();
-        let mut stale = invalidations(&self.trees.namespace, at, target.victim.as_ref())?;
+        let mut stale = invalidations(&self.trees.namespace, at, target.victim.as_ref());
         if let (Action::Move { .. }, Some(from), Some(inode)) = (
             &target.prepared.step.action,
             &target.prepared.source,
@@ -1005,7 +1006,7 @@ impl<'a> Merging<'a> {
             stale.push(Invalidation::Listing(dir));
             stale.push(Invalidation::Attributes(inode.ino));
         }
-        Ok(stale)
+        stale
     }
 }
 

@@ -213,7 +213,7 @@ impl Trees {
             .flatten()
             .flatten()
             .for_each(|gone| self.numbers.note_gone(gone));
-        Ok((invalidations(&self.namespace, at, victim)?, seq))
+        Ok((invalidations(&self.namespace, at, victim), seq))
     }
 }
 
@@ -322,7 +322,7 @@ pub(super) fn invalidations(
     namespace: &Namespace,
     at: At<'_>,
     victim: Option<&Victim>,
-) -> Result<Vec<Invalidation>> {
+) -> Vec<Invalidation> {
     let (dir, name) = (at.dir.ino, at.name.to_vec());
     let entry = match victim {
         Some(_) => Invalidation::Entry { dir, name },
@@ -330,7 +330,7 @@ pub(super) fn invalidations(
     };
     let mut stale = vec![entry, Invalidation::Listing(dir)];
     let Some(victim) = victim else {
-        return Ok(stale);
+        return stale;
     };
     let ino = victim.inode.ino;
     stale.push(if victim.inode.is_dir() {
@@ -348,11 +348,12 @@ pub(super) fn invalidations(
         let shared = links.inodes().map(|inode| inode.ino);
         stale.extend(shared.map(Invalidation::Attributes));
         if links.is_many() && namespace.table.len() <= LISTED_AT_ONCE {
-            let last = last_note(namespace, &links.root)?;
+            // Where the notes cannot be read, all shared inodes in memory are told.
+            let last = last_note(namespace, &links.root).unwrap_or(u64::MAX);
             let uncounted = namespace.table.uncounted(&links.root, last);
             let numbers = uncounted.into_iter().map(|(_, ino)| ino);
             stale.extend(numbers.map(Invalidation::Attributes));
         }
     }
-    Ok(stale)
+    stale
 }
