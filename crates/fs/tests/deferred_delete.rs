@@ -3,7 +3,9 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use common::{check, orphans};
@@ -689,4 +691,83 @@ fn a_new_entry_keeps_a_directory_that_was_listed() {
             at.check();
         }
     }
+}
+
+/// A device that notes its reads, and fails those of one range.
+struct Damaged {
+    medium: Arc<dyn Device>,
+    read: Mutex<Vec<Range<u64>>>,
+    bad: Range<u64>,
+}
+
+impl Device for Damaged {
+    fn len_bytes(&self) -> u64 {
+        self.medium.len_bytes()
+    }
+
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        let range = addr..addr + buf.len() as u64;
+        if range.start < self.bad.end && self.bad.start < range.end {
+            return Err(io::Error::other("unreadable"));
+        }
+        self.read.lock().unwrap().push(range);
+        self.medium.read_at(addr, buf)
+    }
+
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        self.medium.write_at(addr, buf)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.medium.sync()
+    }
+
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        self.medium.discard(addr, len_bytes)
+    }
+}
+
+#[test]
+fn orphans_that_cannot_be_read_are_erased_by_the_next_opener() {
+    let fixture = Fixture::new();
+    let file = fixture.make(ROOT_INO, "f", Kind::Regular);
+    let mut random = StdRng::seed_from_u64(7);
+    let data: Vec<u8> = (0..4 << 20).map(|_| random.random()).collect();
+    fixture.volume.files().write(file, 0, &data, None).unwrap();
+    fixture.volume.names().unlink(ROOT_INO, b"f").unwrap();
+    fixture.volume.checkpoint().unwrap();
+    fixture.volume.checkpoint().unwrap();
+    let image = common::image_of(&fixture.device);
+    let open = |bad: Range<u64>, read_only| {
+        let medium: Arc<dyn Device> = Arc::new(MemDevice::new(image.len() as u64));
+        medium.write_at(0, &image).unwrap();
+        let damaged = Arc::new(Damaged {
+            medium,
+            read: Mutex::default(),
+            bad,
+        });
+        let options = OpenOptions {
+            read_only,
+            manual: true,
+            ..OpenOptions::default()
+        };
+        let volume = Volume::open(damaged.clone(), options);
+        (damaged, volume)
+    };
+    let (damaged, volume) = open(0..0, true);
+    damaged.read.lock().unwrap().clear();
+    let first = volume
+        .unwrap()
+        .tree()
+        .scan(b"\x02\0\x07", Some(b"\x02\0\x08"))
+        .next();
+    assert!(first.is_some_and(|first| first.is_ok()));
+    let bad = damaged.read.lock().unwrap().last().cloned().unwrap();
+    let (damaged, volume) = open(bad, false);
+    let volume = volume.unwrap();
+    assert_eq!(orphans(&volume), 0);
+    volume.checkpoint().unwrap();
+    check(&volume);
+    volume.close().unwrap();
+    check(&common::open(&damaged.medium));
 }

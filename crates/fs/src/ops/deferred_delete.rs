@@ -41,6 +41,9 @@ pub(crate) const IN_PLACE_BYTES_MAX: u64 = 1 << 20;
 /// Steps of the reclaim of numbers that go with a removal, and with a sync.
 const STEPS: usize = 2;
 const STEPS_OF_SYNC: usize = 64;
+/// Orphans have smaller numbers than this one, also those that cannot be read: each mount counts
+/// from one, or from the last one that it found.
+const UNREADABLE_END: Orphan = Orphan(1 << 62);
 /// After this many failures the other deletes wait: the volume may be out of order.
 const FAILURES_MAX: usize = 8;
 
@@ -72,7 +75,10 @@ impl DeferredDeletes {
     pub(crate) fn erase_orphans(&self) -> Result<()> {
         match self.erase_orphans_before(None) {
             Err(Error::Tree(ramet_betree::Error::NoSpace)) => {
-                let end = self.end_of_orphans()?;
+                let end = match self.end_of_orphans() {
+                    Err(Error::Tree(error)) if error.is_of_a_read() => UNREADABLE_END,
+                    end => end?,
+                };
                 self.namespace.numbers.begin_orphans_at(end);
                 self.failed.lock().push(Deferred::OrphansBefore(end));
                 Ok(())
@@ -91,7 +97,8 @@ impl DeferredDeletes {
                 None => successor_of_prefix(&orphans),
             };
             let first = tree.scan(&orphans, end.as_deref()).next();
-            if first.transpose()?.is_some() {
+            // Orphans that cannot be read are erased unread.
+            if first.is_some() {
                 let mut batch = Batch::new();
                 batch.delete_range(orphans, end);
                 tree.admit(RECORDS_BYTES)?;
