@@ -20,6 +20,8 @@ use ramet_fs::{
 const LINKS: u32 = 12_000;
 /// Links of a test that goes through them step by step.
 const SOME: u32 = 12;
+/// Clone roots of a test that moves the directory above them all the time.
+const MOVES: u32 = 100;
 
 struct Fixture {
     device: Arc<dyn Device>,
@@ -1211,6 +1213,53 @@ fn an_empty_clone_root_that_is_joined_in_part_goes() {
     fixture.reopen();
     assert_eq!(fixture.keys(NOTES), 0);
     fixture.check();
+}
+
+/// Calls `work` while another thread renames the directory `up` to `down` and back.
+fn while_it_moves(fixture: &Fixture, work: impl FnOnce()) {
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+    use std::sync::atomic::AtomicBool;
+    let (is_done, names) = (AtomicBool::new(false), fixture.volume.names());
+    std::thread::scope(|scope| {
+        let renamed = scope.spawn(|| {
+            let (mut from, mut to, mut count) = (&b"up"[..], &b"down"[..], 0);
+            while !is_done.load(Ordering::SeqCst) || count % 2 == 1 {
+                let mode = RenameMode::NoReplace;
+                let moved = names.rename((ROOT_INO, from), (ROOT_INO, to), mode, None);
+                moved.unwrap();
+                (from, to, count) = (to, from, count + 1);
+            }
+            count
+        });
+        let worked = catch_unwind(AssertUnwindSafe(work));
+        is_done.store(true, Ordering::SeqCst);
+        assert!(renamed.join().unwrap() > 0);
+        worked.unwrap_or_else(|panic| resume_unwind(panic));
+    });
+}
+
+#[test]
+fn links_are_counted_while_a_directory_above_moves() {
+    let fixture = Fixture::with(SOME, manual());
+    let up = fixture.make(ROOT_INO, "up", Kind::Directory);
+    let tree = fixture.find("top/tree");
+    while_it_moves(&fixture, || {
+        for number in 0..MOVES {
+            let (caller, mode) = (Caller::root(), CloneMode::New);
+            let name = number.to_string();
+            let cloned =
+                fixture
+                    .volume
+                    .trees()
+                    .clone_entry(&caller, tree, up, name.as_bytes(), mode);
+            cloned.unwrap();
+            for _ in 0..SOME {
+                fixture.volume.controls().settle_links().unwrap();
+            }
+        }
+    });
+    assert_eq!(fixture.volume.stats().links.links_failures, 0);
+    fixture.settle();
 }
 
 #[test]

@@ -69,7 +69,7 @@ struct Moving {
 pub(crate) struct Joins {
     namespace: Arc<Namespace>,
     numbers: Arc<Numbers>,
-    settling: Arc<Settling>,
+    pub(super) settling: Arc<Settling>,
 }
 
 impl Joins {

@@ -250,16 +250,21 @@ impl Settling {
     /// Those of the tree.
     pub(crate) fn settle_root(&self, root: &Arc<Inode>) -> Result<()> {
         loop {
-            let path = {
+            {
                 let _links = self.namespace.links.read();
                 if last_note(&self.namespace, root)? == 0 {
                     return Ok(());
                 }
-                let path = self.namespace.topology.read().dir_path(root);
-                path.map_err(gone_is_not_found)?.path
-            };
+            }
             let mut pass = self.pass.lock();
-            let mut going = Some(self.begin_at(&path)?);
+            // Until here a rename may have moved the clone root, with its notes.
+            let (path, snapshot) = {
+                let topology = self.namespace.topology.read();
+                let path = topology.dir_path(root).map_err(gone_is_not_found)?.path;
+                (path, self.namespace.tree.snapshot())
+            };
+            let mut going = Some(self.begin_at(&snapshot, &path)?);
+            drop(snapshot);
             while self.tell_some() {}
             while let Some(step) = going {
                 let ((after, stale), shown) = self.go_on(&step)?;
@@ -350,10 +355,10 @@ impl Settling {
             None if self.has_notes()? => self.find_root()?,
             found => found,
         };
-        let Some(path) = found else {
+        let Some((snapshot, path)) = found else {
             return Ok(None);
         };
-        let begun = self.begin_at(&path).and_then(|pass| {
+        let begun = self.begin_at(&snapshot, &path).and_then(|pass| {
             let is_empty = pass.counts.notes.all.is_empty();
             let corrupt = || Error::Corrupt {
                 what: "note of a clone root",
@@ -367,13 +372,13 @@ impl Settling {
         })
     }
 
-    /// The path of the first clone root that has notes and did not fail.
-    fn find_root(&self) -> Result<Option<Bytes>> {
+    /// The path of the first clone root that has notes and did not fail, in a snapshot.
+    fn find_root(&self) -> Result<Option<(Snapshot, Bytes)>> {
         let failed = std::mem::take(&mut *self.failed.lock());
-        let found = first_root(&self.namespace.tree.snapshot(), &failed)?;
-        if found.is_some() {
+        let snapshot = self.namespace.tree.snapshot();
+        if let Some(path) = first_root(&snapshot, &failed)? {
             *self.failed.lock() = failed;
-            return Ok(found);
+            return Ok(Some((snapshot, path)));
         }
         failed.into_values().next().map_or(Ok(None), Err)
     }
@@ -391,16 +396,16 @@ impl Settling {
         Ok(has_notes)
     }
 
-    /// Begins with the clone root at `path`.
-    fn begin_at(&self, path: &[u8]) -> Result<Pass> {
+    /// Begins with the clone root that is at `path` in the snapshot. A rename may have moved it
+    /// since: then the pass ends with its first step.
+    fn begin_at(&self, snapshot: &Snapshot, path: &[u8]) -> Result<Pass> {
         let namespace = &self.namespace;
-        let snapshot = namespace.tree.snapshot();
-        let place = Place::find(namespace, &snapshot, path)?;
+        let place = Place::find(namespace, snapshot, path)?;
         let place = place.ok_or_else(|| Error::Corrupt {
             what: "note of a clone root",
             detail: format!("{path:?} is no directory"),
         })?;
-        let counts = Arc::new(read_counts(&snapshot, path, 0)?);
+        let counts = Arc::new(read_counts(snapshot, path, 0)?);
         if let Some(root) = place.inode(namespace) {
             self.find_uncounted(&root, counts.notes.last);
         }
@@ -776,7 +781,7 @@ mod tests {
     use super::*;
     use crate::format::ino::ROOT_INO;
     use crate::format::record::Kind;
-    use crate::{Caller, CloneMode, FormatOptions, NewInode, OpenOptions, Volume};
+    use crate::{Caller, CloneMode, FormatOptions, NewInode, OpenOptions, RenameMode, Volume};
 
     struct Fixture {
         volume: Arc<Volume>,
@@ -874,6 +879,36 @@ mod tests {
         fixture.settle();
         assert_ne!(fixture.volume.stats().links.links_erased, 0);
         assert_eq!(fixture.walks() - before, 0);
+    }
+
+    #[test]
+    fn a_clone_root_that_moves_while_another_pass_goes_on_is_settled() {
+        let fixture = Fixture::with(6);
+        let (volume, names) = (&fixture.volume, fixture.volume.names());
+        let new = NewInode::new(Kind::Directory, 0o755);
+        let up = names.create(ROOT_INO, b"up", &new).expect("creates").ino;
+        let (trees, root) = (volume.trees(), Caller::root());
+        let cloned = trees.clone_entry(&root, fixture.tree, up, b"c", CloneMode::New);
+        cloned.expect("clones");
+        let clone = names.lookup(up, b"c").expect("is there").ino;
+        let clone = volume.namespace().dir(clone).expect("is there");
+        let settling = &names.joins.settling;
+        *clone.notes.lock() = None;
+        std::thread::scope(|scope| {
+            let pass = settling.pass.lock();
+            let settled = scope.spawn(|| settling.settle_root(&clone));
+            // The notes are read before the pass is waited for.
+            while clone.notes.lock().is_none() {
+                std::thread::yield_now();
+            }
+            let (from, to) = ((ROOT_INO, &b"up"[..]), (ROOT_INO, &b"down"[..]));
+            let moved = names.rename(from, to, RenameMode::NoReplace, None);
+            moved.expect("renames");
+            drop(pass);
+            settled.join().expect("ends").expect("settles");
+        });
+        let last = last_note(volume.namespace(), &clone);
+        assert_eq!(last.expect("reads"), 0);
     }
 
     #[test]
