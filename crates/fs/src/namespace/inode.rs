@@ -441,6 +441,8 @@ const COMPACT_BYTES: usize = (size_of::<(u64, Compact)>() + 1) * 3 / 2 + 12;
 const _: () = assert!(COMPACT_BYTES <= 88);
 /// Memory of an inode that is not compact with its slot, about, in bytes.
 pub(crate) const WHOLE_BYTES: usize = 640;
+/// Memory of a block of numbers that is in memory only, about, in bytes.
+const BLOCK_BYTES: usize = 112;
 
 #[derive(Default)]
 struct Shard {
@@ -555,6 +557,8 @@ pub(crate) struct Table {
     inodes: AtomicUsize,
     compact: AtomicUsize,
     compact_bytes: AtomicUsize,
+    /// Blocks of numbers that are in memory only (`numbers.rs`).
+    pub(crate) blocks: AtomicUsize,
     next_shard: AtomicUsize,
     next_asked: AtomicUsize,
     /// Inodes of which the kernel has dropped the last reference, so far.
@@ -596,6 +600,7 @@ impl Table {
             inodes: AtomicUsize::new(0),
             compact: AtomicUsize::new(0),
             compact_bytes: AtomicUsize::new(0),
+            blocks: AtomicUsize::new(0),
             next_shard: AtomicUsize::new(0),
             next_asked: AtomicUsize::new(0),
             forgotten: AtomicU64::new(0),
@@ -958,10 +963,11 @@ impl Table {
         self.forgotten.load(Ordering::Relaxed)
     }
 
-    /// Memory of all inodes, about, in bytes.
+    /// Memory of all inodes and of blocks of numbers that are in memory only, about, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let whole = self.len() * WHOLE_BYTES;
-        (whole + self.compact_bytes.load(Ordering::Relaxed)) as u64
+        let blocks = self.blocks.load(Ordering::Relaxed) * BLOCK_BYTES;
+        (whole + blocks + self.compact_bytes.load(Ordering::Relaxed)) as u64
     }
 
     /// Drops all references of the kernel: the mount is gone.

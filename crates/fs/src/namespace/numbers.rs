@@ -10,7 +10,9 @@
 //! keeps a prefix of the batches. A name that is lost in a crash may leave its block behind, and the
 //! next name then has its slot and its number; the generation distinguishes the two, because
 //! generations are reserved by batches of their own too. On a volume that is full or takes no
-//! changes, blocks are in memory only, until one can be stored.
+//! changes, blocks are in memory only, until one can be stored. A volume that is open for reading
+//! never stores one: when there are many, those of directories that have left the memory go, and
+//! their names get other numbers when they are shown again.
 //!
 //! A name that moves to another directory keeps its number by a *pin*, in its record and in a table
 //! that leads from the number to the place. `number_reclaim.rs` gives blocks back.
@@ -46,6 +48,8 @@ const FREE_AT_ONCE: usize = 64;
 pub(super) const QUEUE_LEN_MAX: usize = 4096;
 /// Blocks in memory that one batch stores.
 const STORED_AT_ONCE: usize = 256;
+/// Blocks that a volume for reading keeps at least.
+const KEPT_MIN: usize = 4096;
 
 /// The counters as the tree has them.
 #[derive(Clone, Copy)]
@@ -123,6 +127,12 @@ pub(super) struct Given {
     /// Free blocks that the table does not tell of yet, by class.
     gaps: Vec<(u8, u64)>,
     pub(super) unstored: Unstored,
+    /// The volume is open for reading: blocks are in memory only for good.
+    never_stores: bool,
+    /// The number of such blocks at which those that nobody uses go.
+    kept_max: usize,
+    /// First numbers of blocks that went, by class.
+    idle: [Vec<u64>; RUN_LENS.len()],
     /// Directories and numbers whose blocks are to be looked at, see `number_reclaim.rs`.
     pub(super) gone: VecDeque<NumberKey>,
     /// The table has no others.
@@ -164,6 +174,9 @@ impl Numbers {
                 has_more_free: [true; RUN_LENS.len()],
                 gaps: Vec::new(),
                 unstored: Unstored::default(),
+                never_stores: false,
+                kept_max: KEPT_MIN,
+                idle: Default::default(),
                 gone: VecDeque::new(),
                 has_all_gone: false,
             }),
@@ -272,8 +285,7 @@ impl Numbers {
                 None => self.give(&mut given, (dir.identity(), run))?,
             },
         };
-        let has_unstored = !given.unstored.blocks.is_empty();
-        self.has_unstored.store(has_unstored, Ordering::Relaxed);
+        given.count_unstored(self);
         dir.blocks.lock().insert(run, found);
         Ok(found)
     }
@@ -299,9 +311,14 @@ impl Numbers {
 
     /// Gives a block to a run that has none.
     fn give(&self, given: &mut Given, owner: (Identity, Run)) -> Result<Block> {
+        if given.never_stores {
+            given.drop_idle(&self.table);
+            let base = given.idle_block(&self.table, owner.1.class());
+            return Ok(given.keep_in_memory(owner, base));
+        }
         if !given.unstored.blocks.is_empty() {
             let is_stored = match self.store_some(given) {
-                Err(error) if takes_no_changes(&error) => false,
+                Err(error) if given.is_refused(&error) => false,
                 stored => stored.map(|()| true)?,
             };
             // After a crash, a directory whose number was not stored has another one. Blocks of its
@@ -311,7 +328,7 @@ impl Numbers {
             }
         }
         let generation = match given.generation(&self.tree, false) {
-            Err(error) if takes_no_changes(&error) => {
+            Err(error) if given.is_refused(&error) => {
                 return Ok(given.keep_in_memory(owner, None));
             }
             generation => generation?,
@@ -341,7 +358,7 @@ impl Numbers {
                 given.note_generations_stored();
                 Ok(block)
             }
-            Err(error) if takes_no_changes(&error) => {
+            Err(error) if given.is_refused(&error) => {
                 if was_free {
                     given.free[class].push(base);
                 }
@@ -408,8 +425,7 @@ impl Numbers {
             given.unstored.owners.remove(&base);
             given.unstored.blocks.remove(&owner);
         }
-        let has_unstored = !given.unstored.blocks.is_empty();
-        self.has_unstored.store(has_unstored, Ordering::Relaxed);
+        given.count_unstored(self);
         Ok(())
     }
 
@@ -444,6 +460,45 @@ impl Numbers {
 }
 
 impl Given {
+    /// Tells how many blocks are in memory only.
+    fn count_unstored(&self, numbers: &Numbers) {
+        let len = self.unstored.blocks.len();
+        numbers.has_unstored.store(len > 0, Ordering::Relaxed);
+        numbers.table.blocks.store(len, Ordering::Relaxed);
+    }
+
+    /// Drops the blocks of directories that have left the memory, if there are many blocks. The
+    /// names of such a directory have left it before: an inode holds its directory, or its clone
+    /// root.
+    fn drop_idle(&mut self, table: &Table) {
+        if self.unstored.blocks.len() < self.kept_max {
+            return;
+        }
+        let all = self.unstored.owners.iter();
+        let idle = all.filter(|(_, (dir, _))| !table.has(dir.ino));
+        let idle: Vec<_> = idle.map(|(base, owner)| (*base, *owner)).collect();
+        for (base, owner) in idle {
+            self.unstored.owners.remove(&base);
+            self.unstored.blocks.remove(&owner);
+            self.idle[owner.1.class()].push(base);
+        }
+        // So the looks at all blocks cost little for each block that is given.
+        self.kept_max = KEPT_MIN.max(2 * self.unstored.blocks.len());
+    }
+
+    /// Takes a block that was dropped, and whose numbers no inode in memory has.
+    fn idle_block(&mut self, table: &Table, class: usize) -> Option<u64> {
+        let base = self.idle[class].pop()?;
+        let mut numbers = base..base + RUN_LENS[class];
+        (!numbers.any(|number| table.has(Ino(number)))).then_some(base)
+    }
+
+    /// Whether an error says that nothing can be written now, or any more.
+    fn is_refused(&mut self, error: &Error) -> bool {
+        self.never_stores |= matches!(error, Error::Tree(ramet_betree::Error::ReadOnly));
+        takes_no_changes(error)
+    }
+
     fn generation(&mut self, tree: &Tree, is_for_removal: bool) -> Result<u64> {
         if self.next_generation >= self.reserved_generations
             && !failpoints::is_on(Fault::NumbersNotReserved)
@@ -574,4 +629,82 @@ fn pinned(dir: &Inode, pin: Option<Pin>) -> Option<Identity> {
     let pin = pin?;
     let counts = pin.home == dir.identity() || failpoints::is_on(Fault::PinCountsAnywhere);
     counts.then_some(pin.identity)
+}
+
+#[cfg(test)]
+mod tests {
+    use ramet_block::{Device, MemDevice};
+
+    use super::*;
+    use crate::format::ino::ROOT_INO;
+    use crate::format::record::Kind;
+    use crate::{Caller, CloneMode, FormatOptions, NewInode, OpenOptions, Volume};
+
+    /// Directories of the tree that is cloned, with a file each. Their names take more blocks than
+    /// are kept.
+    const DIRS: usize = 4096 + 300;
+
+    fn look(volume: &Volume, dir: Ino, name: &str) -> Ino {
+        let found = volume.names().lookup(dir, name.as_bytes());
+        found.expect("is there").ino
+    }
+
+    /// A volume for reading with a directory `copy` of which no name was ever shown.
+    fn with_clone() -> Arc<Volume> {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
+        Volume::format(&device, &FormatOptions::default()).expect("formats");
+        let volume = Volume::open(Arc::clone(&device), OpenOptions::default()).expect("opens");
+        let make = |dir, name: &str, kind| {
+            let new = NewInode::new(kind, 0o755);
+            let made = volume.names().create(dir, name.as_bytes(), &new);
+            made.expect("creates").ino
+        };
+        let tree = make(ROOT_INO, "tree", Kind::Directory);
+        for number in 0..DIRS {
+            make(
+                make(tree, &number.to_string(), Kind::Directory),
+                "f",
+                Kind::Regular,
+            );
+        }
+        let (trees, root) = (volume.trees(), Caller::root());
+        let cloned = trees.clone_entry(&root, tree, ROOT_INO, b"copy", CloneMode::New);
+        cloned.expect("clones");
+        volume.close().expect("closes");
+        let options = OpenOptions {
+            read_only: true,
+            ..OpenOptions::default()
+        };
+        Volume::open(device, options).expect("opens")
+    }
+
+    #[test]
+    fn a_volume_for_reading_keeps_few_blocks_of_directories_that_nobody_uses() {
+        let volume = with_clone();
+        let numbers = &volume.namespace().numbers;
+        let copy = look(&volume, ROOT_INO, "copy");
+        let used = look(&volume, copy, "7");
+        let file = look(&volume, used, "f");
+        let mut last = 0;
+        for round in 0..3 {
+            for number in 0..DIRS {
+                let dir = look(&volume, copy, &number.to_string());
+                let ino = look(&volume, dir, "f");
+                assert_eq!(ino == file, number == 7, "{round}");
+                volume.forget(ino, 1);
+                volume.forget(dir, 1);
+            }
+            let len = numbers.given.lock().unstored.owners.len();
+            assert!(len <= KEPT_MIN, "{len} in round {round}");
+            let next = numbers.given.lock().next_number;
+            assert!(
+                last == 0 || next == last,
+                "numbers of blocks that went come back"
+            );
+            last = next;
+        }
+        assert_eq!(look(&volume, copy, "7"), used);
+        assert_eq!(look(&volume, used, "f"), file);
+        volume.close().expect("closes");
+    }
 }
