@@ -114,7 +114,8 @@ impl Requests {
             }
             Request::Fsync { .. } | Request::Fsyncdir { .. } => {
                 let (sender, synced) = channel();
-                self.server.sync(header, move |answer: Answer<()>| {
+                self.server.count(header.opcode);
+                self.server.sync(header.node, move |answer: Answer<()>| {
                     sender.send(answer).expect("the receiver waits");
                 });
                 Some(Reply::from(synced.recv().expect("a sync is answered")))

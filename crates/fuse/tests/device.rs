@@ -2,7 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, IoSlice, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -10,9 +11,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::control::{SCRUB, SCRUB_START, ScrubRequest, decode_stat_reply};
 use ramet_fs::{FormatOptions, OpenOptions, ScrubPage, Volume};
-use ramet_fuse::{MountOptions, mount};
+use ramet_fuse::{MountOptions, Transport, mount};
 use ramet_sys::control_ioctl;
-use rustix::io::Errno;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::{Errno, ReadWriteFlags};
 
 const FAIL_WRITES: u8 = 1;
 const FAIL_SYNCS: u8 = 2;
@@ -111,6 +113,103 @@ fn no_sync_succeeds_after_a_failed_write_or_sync() {
         assert_eq!(volume.controls().check().unwrap(), []);
         assert_eq!(volume.tree().verify(&mut |_| {}).unwrap(), [""; 0]);
         volume.close().unwrap();
+    }
+}
+
+/// In `rustix` 1 `DSYNC` is `O_SYNC`.
+const O_DSYNC: OFlags = OFlags::from_bits_retain(1 << 12);
+/// The bytes that a program writes when it wants them durable at once.
+const DURABLE: &[u8] = b"durable";
+
+/// A file that is created with these flags, and one write with `call`.
+fn write_durably(path: &Path, flags: OFlags, call: ReadWriteFlags) -> rustix::io::Result<()> {
+    let created = OFlags::CREATE | OFlags::EXCL | flags;
+    let file = rustix::fs::open(path, created, Mode::RWXU)?;
+    rustix::io::pwritev2(&file, &[IoSlice::new(DURABLE)], 0, call).map(drop)
+}
+
+/// The same for a file that has its name later.
+fn write_unnamed_durably(dir: &Path, path: &Path) -> io::Result<()> {
+    let flags = (OFlags::TMPFILE | O_DSYNC).bits().cast_signed();
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .custom_flags(flags)
+        .open(dir)?;
+    // The name is durable as well, by the sync of the bytes.
+    rustix::fs::linkat(&file, "", CWD, path, AtFlags::EMPTY_PATH)?;
+    file.write_all(DURABLE)
+}
+
+/// The device loses everything from the answer of the last write on.
+#[test]
+fn bytes_that_a_program_writes_durably_are_there_after_a_power_cut() {
+    let (plain, dsync) = (ReadWriteFlags::empty(), ReadWriteFlags::DSYNC);
+    let (write_only, both) = (OFlags::WRONLY, OFlags::RDWR);
+    let cases = [
+        (write_only | O_DSYNC, plain),
+        (write_only | OFlags::SYNC, plain),
+        (write_only | O_DSYNC | OFlags::APPEND, plain),
+        (write_only | O_DSYNC | OFlags::DIRECT, plain),
+        (write_only, dsync),
+        (write_only | OFlags::DIRECT, dsync),
+        (both | O_DSYNC, plain),
+        (both | OFlags::SYNC | OFlags::DIRECT, plain),
+        (both | OFlags::DIRECT, dsync),
+        (both, dsync),
+    ];
+    for transport in [Transport::Device, Transport::Ring] {
+        for case in 0..=cases.len() {
+            let device = device();
+            let volume = Volume::open(device.clone(), OpenOptions::default()).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            let options = MountOptions {
+                transport,
+                ..MountOptions::new("test")
+            };
+            let mounted = mount(volume.clone(), dir.path(), &options).unwrap();
+            let path = dir.path().join("file");
+            match cases.get(case) {
+                Some(&(flags, call)) => write_durably(&path, flags, call).unwrap(),
+                None => write_unnamed_durably(dir.path(), &path).unwrap(),
+            }
+            device.failing.store(FAIL_SYNCS, Ordering::SeqCst);
+            mounted.unmount().unwrap();
+            let _ = volume.close();
+            drop(volume);
+            device.failing.store(0, Ordering::SeqCst);
+
+            let volume = Volume::open(device, OpenOptions::default()).unwrap();
+            let found = volume.names().lookup(ramet_fs::ROOT_INO, b"file");
+            let ino = found.map(|attr| attr.ino);
+            let text = ino.and_then(|ino| volume.files().read(ino, 0, 100));
+            assert!(
+                text.is_ok_and(|text| text == DURABLE),
+                "{transport:?} {:?}",
+                cases.get(case)
+            );
+            volume.close().unwrap();
+        }
+    }
+}
+
+/// The answer tells of a sync that fails.
+#[test]
+fn a_durable_write_fails_with_its_sync() {
+    for transport in [Transport::Device, Transport::Ring] {
+        let device = device();
+        let volume = Volume::open(device.clone(), OpenOptions::default()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let options = MountOptions {
+            transport,
+            ..MountOptions::new("test")
+        };
+        let mounted = mount(volume.clone(), dir.path(), &options).unwrap();
+        device.failing.store(FAIL_SYNCS, Ordering::SeqCst);
+        let path = dir.path().join("file");
+        let written = write_durably(&path, OFlags::WRONLY, ReadWriteFlags::DSYNC);
+        assert_eq!(written, Err(Errno::IO), "{transport:?}");
+        mounted.unmount().unwrap();
+        assert!(volume.close().is_err());
     }
 }
 

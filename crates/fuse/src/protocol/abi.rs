@@ -703,6 +703,10 @@ numbers! {
     }
 }
 
+/// The flag `O_DSYNC` of open(2), which `O_SYNC` contains, on all machines but Alpha, MIPS, PA-RISC
+/// and SPARC. (In `rustix` 1 the flag of this name is the whole `O_SYNC`.)
+pub const O_DSYNC: u32 = 1 << 12;
+
 /// The version that this server speaks.
 pub const VERSION: (u32, u32) = (7, 45);
 

@@ -186,6 +186,9 @@ impl Agreed {
     /// it, large requests stay whole, and the kernel does not ask for the capabilities of the file
     /// before its first write.
     ///
+    /// With O_DSYNC, which O_SYNC contains, a file goes through the pages: only then the kernel sends
+    /// FSYNC behind each write.
+    ///
     /// Before Linux 6.6 the kernel keeps the pages of a file when a program writes past them, and
     /// other readers would keep their old contents. DIRECT_IO_ALLOW_MMAP came with the same
     /// changes. Later kernels drop them before the write, and the server has those dropped that are
@@ -193,7 +196,8 @@ impl Agreed {
     #[must_use]
     pub fn created_flags(self, flags: u32) -> u32 {
         let access = OFlags::from_bits_retain(flags) & OFlags::RWMODE;
-        let is_direct = self.has(init::DIRECT_IO_ALLOW_MMAP) && access == OFlags::WRONLY;
+        let (is_write_only, is_synced) = (access == OFlags::WRONLY, flags & abi::O_DSYNC != 0);
+        let is_direct = self.has(init::DIRECT_IO_ALLOW_MMAP) && is_write_only && !is_synced;
         let direct = if is_direct { fopen::DIRECT_IO } else { 0 };
         fopen::KEEP_CACHE | fopen::NOFLUSH | direct
     }
@@ -324,6 +328,11 @@ mod tests {
         assert!(!is_direct(writes, !init::DIRECT_IO_ALLOW_MMAP));
         assert!(!is_direct(OFlags::RDWR | OFlags::CREATE, u64::MAX));
         assert!(!is_direct(OFlags::RDONLY | OFlags::CREATE, u64::MAX));
+        assert!(!is_direct(
+            writes | OFlags::from_bits_retain(abi::O_DSYNC),
+            u64::MAX
+        ));
+        assert!(!is_direct(writes | OFlags::SYNC, u64::MAX));
         assert_eq!(created_handle(fopen::KEEP_CACHE), FileHandle(0));
         assert_eq!(created_handle(fopen::DIRECT_IO), DIRECT_HANDLE);
     }

@@ -66,6 +66,12 @@ impl Reply {
         }
     }
 
+    /// Whether the answer is a failure.
+    #[must_use]
+    pub fn is_error(&self) -> bool {
+        self.error != 0
+    }
+
     /// An entry that was found or made.
     #[must_use]
     pub fn entry(attr: &Attr) -> Self {

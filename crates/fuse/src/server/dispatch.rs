@@ -1,8 +1,9 @@
 //! The one way from a decoded request to its answer.
 //!
-//! Some requests may wait: FSYNC, FSYNCDIR and IOCTL for the device, SETATTR and LSEEK for the
-//! write-back of pages ([`Server::waits_for_pages`]). A transport knows on which thread they may
-//! wait, and calls [`Server::sync`], [`Server::ioctl`] and [`Server::after_write_back`] itself.
+//! Some requests may wait: FSYNC, FSYNCDIR and IOCTL for the device, a WRITE as well
+//! ([`is_synced_write`]), SETATTR and LSEEK for the write-back of pages
+//! ([`Server::waits_for_pages`]). A transport knows on which thread they may wait, and calls
+//! [`Server::sync`], [`Server::ioctl`], [`answer_synced`] and [`Server::after_write_back`] itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +12,8 @@ use ramet_fs::{Ino, Kind, SetAttr, Volume};
 use rustix::io::Errno;
 
 use crate::cache::notify::Kernel;
-use crate::protocol::abi::opcode;
-use crate::protocol::negotiate::{NEVER_AGAIN, created_handle};
+use crate::protocol::abi::{self, opcode};
+use crate::protocol::negotiate::{DIRECT_HANDLE, NEVER_AGAIN, created_handle};
 use crate::protocol::{Answer, FileHandle, Header, Reply, Request, Setattr};
 use crate::server::credentials::Requester;
 use crate::server::file_flags::FlagCall;
@@ -418,6 +419,40 @@ impl Server {
         }
         Ok(Reply::entry(&attr))
     }
+}
+
+/// Whether the request is a WRITE past the kernel's pages whose bytes must be durable before the
+/// answer: the flags of open(2) have O_DSYNC, also where pwritev2(2) or the mount asks for that.
+/// Behind a write through the pages the kernel sends FSYNC.
+pub(crate) fn is_synced_write(request: &Request<'_>) -> bool {
+    let &Request::Write {
+        fh,
+        flags,
+        open_flags,
+        ..
+    } = request
+    else {
+        return false;
+    };
+    let is_mapped = flags & abi::write::CACHE != 0;
+    fh == DIRECT_HANDLE && !is_mapped && open_flags & abi::O_DSYNC != 0
+}
+
+/// Answers a request as [`Server::answer`] does, and hands a successful answer to `reply` once
+/// everything is durable.
+pub(crate) fn answer_synced(
+    server: &Server,
+    header: &Header,
+    request: Request<'_>,
+    reply: impl FnOnce(Reply) + Send + 'static,
+) {
+    let answer = server.answer(header, request).unwrap_or_else(Reply::done);
+    if answer.is_error() {
+        return reply(answer);
+    }
+    server.sync(header.node, move |synced| {
+        reply(synced.map_or_else(Reply::error, |()| answer));
+    });
 }
 
 fn set_attr(set: &Setattr) -> SetAttr {

@@ -405,13 +405,12 @@ impl Server {
     }
 
     /// Makes everything durable on another thread, and hands the answer to `reply`. The kernel has
-    /// written back the pages of the program's file before.
-    pub(crate) fn sync(&self, header: &Header, reply: impl FnOnce(Answer<()>) + Send + 'static) {
-        self.count(header.opcode);
+    /// written back the pages of `node`, which the program syncs, before.
+    pub(crate) fn sync(&self, node: Ino, reply: impl FnOnce(Answer<()>) + Send + 'static) {
         if self.shutdown.is_down() {
             return reply(Err(Errno::IO));
         }
-        self.files.pages.note_synced(header.node);
+        self.files.pages.note_synced(node);
         let volume = Arc::clone(&self.volume);
         self.syncs.run(move || reply(answer(volume.sync_all())));
     }

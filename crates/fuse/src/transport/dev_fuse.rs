@@ -18,6 +18,7 @@ use crate::protocol::abi::{self, opcode};
 use crate::protocol::negotiate::WRITE_BYTES_MAX;
 use crate::protocol::{Body, Form, Header, Malformed, Reply, Request, Unique};
 use crate::server::barrier::{Fences, Lane};
+use crate::server::dispatch::{answer_synced, is_synced_write};
 use crate::server::server::Server;
 
 /// Room for a header, a structure and the data of the longest request. The answer to a READ uses
@@ -298,7 +299,15 @@ pub(crate) fn answer_with(server: Arc<Server>) -> Box<Answering> {
             }
             Request::Fsync { .. } | Request::Fsyncdir { .. } => {
                 let later = later();
-                server.sync(header, move |answer| later.answer(&Reply::from(answer)));
+                server.count(header.opcode);
+                server.sync(header.node, move |answer| {
+                    later.answer(&Reply::from(answer))
+                });
+                None
+            }
+            request if is_synced_write(&request) => {
+                let later = later();
+                answer_synced(&server, header, request, move |reply| later.answer(&reply));
                 None
             }
             request => server.answer(header, request),

@@ -16,7 +16,7 @@ use super::connection::Connection;
 use super::idle_class::ThreadClass;
 use crate::protocol::{Answer, Body, Form, Header, Reply, Request};
 use crate::server::barrier::Lane;
-use crate::server::dispatch::{AfterWriteBack, Claimable};
+use crate::server::dispatch::{AfterWriteBack, Claimable, answer_synced, is_synced_write};
 use crate::server::ioctl::takes_long;
 use crate::server::notices;
 use crate::server::server::Server;
@@ -138,6 +138,7 @@ impl Front {
                     Reply::of_ioctl(answer, out_bytes)
                 }
                 Request::Fsync { .. } | Request::Fsyncdir { .. } => Reply::from(self.sync(header)),
+                request if is_synced_write(&request) => self.answer_synced(header, request),
                 request => self
                     .server()
                     .answer(header, request)
@@ -220,11 +221,21 @@ impl Front {
 
     fn sync(&self, header: &Header) -> Answer<()> {
         let (sender, answer) = channel();
-        self.server().sync(header, move |answer| {
+        self.server().count(header.opcode);
+        self.server().sync(header.node, move |answer| {
             // The receiver exists as long as this thread lives.
             let _ = sender.send(answer);
         });
         answer.recv().unwrap_or(Err(Errno::IO))
+    }
+
+    fn answer_synced(&self, header: &Header, request: Request<'_>) -> Reply {
+        let (sender, answer) = channel();
+        answer_synced(self.server(), header, request, move |reply| {
+            // The receiver exists as long as this thread lives.
+            let _ = sender.send(reply);
+        });
+        answer.recv().unwrap_or(Reply::error(Errno::IO))
     }
 }
 
