@@ -801,6 +801,46 @@ fn privileges_that_a_change_takes_away_are_gone_in_the_kernel_before_it_is_answe
     }
 }
 
+/// Root of a user namespace that any user may make has no capability outside of it.
+#[test]
+fn root_of_another_user_namespace_keeps_no_setuid() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let made = ["unshare", "--map-root-user"];
+    if !as_nobody(&[&made[..], &["true"]].concat(), Path::new("/")).status.success() {
+        println!("no user namespaces here");
+        return;
+    }
+    let changes = [
+        "os.pwrite(file, b'x', 0)",
+        "os.ftruncate(file, 1)",
+        "os.ftruncate(file, 20)",
+        "os.truncate('program', 1)",
+        "os.open('program', os.O_WRONLY | os.O_TRUNC)",
+        "os.posix_fallocate(file, 0, 9000)",
+        "os.copy_file_range(os.open('source', os.O_RDONLY), file, 100)",
+        "os.copy_file_range(os.open('source', os.O_RDONLY), file, 100000)",
+    ];
+    for transport in [Transport::Device, Transport::Any] {
+        let mount = Mount::through(transport);
+        fs::set_permissions(mount.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let path = mount.path("program");
+        fs::write(mount.path("source"), vec![7; 100_000]).unwrap();
+        for change in changes {
+            fs::write(&path, "program").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).unwrap();
+            let script = format!("import os; file = os.open('program', os.O_RDWR); {change}");
+            let args = [&made[..], &["python3", "-c", &script]].concat();
+            let output = as_nobody(&args, mount.dir.path());
+            assert!(output.status.success(), "{output:?}");
+            let mode = fs::metadata(&path).unwrap().mode() & 0o7777;
+            assert_eq!(mode, 0o777, "{change} through {transport:?}");
+        }
+        mount.finish();
+    }
+}
+
 #[test]
 fn setgid_without_group_execution_survives_a_change_by_a_member_of_the_group_only() {
     use rustix::fs::{FallocateFlags, copy_file_range, fallocate};

@@ -85,18 +85,27 @@ fn is_of_our_user_namespace(pid: u32) -> Option<bool> {
 }
 
 /// Groups and capability of a process, which decide on setuid and setgid of a file that the process
-/// changes. A process that cannot be seen has `CAP_FSETID` only as uid 0, and no supplementary
-/// groups.
+/// changes. Its capabilities count as those of [`caller_of`] do. A process that cannot be seen has
+/// no supplementary groups.
 pub(crate) fn credentials_of(requester: Requester) -> Credentials {
-    credentials_in(status_of(requester.pid).as_deref(), requester)
+    credentials_in(caller_of(requester))
 }
 
-fn credentials_in(status: Option<&str>, requester: Requester) -> Credentials {
-    let capabilities = capabilities_in(status);
-    let mut groups = status.map(groups_in).unwrap_or_default();
-    groups.push(ids_in(status, requester).1);
-    let has_fsetid = capabilities.map_or(requester.uid == 0, |all| all.have(Capabilities::FSETID));
-    Credentials { has_fsetid, groups }
+fn credentials_in(caller: Caller) -> Credentials {
+    let mut groups = caller.groups;
+    groups.push(caller.gid);
+    Credentials {
+        has_fsetid: caller.capabilities.have(Capabilities::FSETID),
+        groups,
+    }
+}
+
+/// The same for a process of which the kernel has told that it has no `CAP_FSETID`.
+pub(crate) fn credentials_without_fsetid(requester: Requester) -> Credentials {
+    Credentials {
+        has_fsetid: false,
+        ..credentials_of(requester)
+    }
 }
 
 /// The text of `/proc/PID/status`, if the process table shows the process. The thread of a request
@@ -176,17 +185,24 @@ mod tests {
 
     #[test]
     fn capabilities_decide_about_fsetid_and_the_user_does_not() {
-        let told = |uid, capabilities| {
+        let told = |uid, is_ours, capabilities| {
             let status = format!("Name:\tx\nGroups:\t4 24 \nCapEff:\t{capabilities}\n");
             let requester = Requester {
                 uid,
                 gid: 7,
                 pid: 1,
             };
-            credentials_in(Some(&status), requester)
+            credentials_in(caller_in(Some(&status), || is_ours, requester))
         };
-        let root = told(0, "00000000a80425eb");
+        let here = Some(true);
+        let root = told(0, here, "00000000a80425eb");
         assert_eq!((root.has_fsetid, root.groups), (false, vec![4, 24, 7]));
-        assert!(told(5, "0000000000000010").has_fsetid);
+        let fsetid = "0000000000000010";
+        assert!(told(5, here, fsetid).has_fsetid);
+        // Each user may make a namespace and have all capabilities in it.
+        let elsewhere = [0, 5].map(|uid| told(uid, Some(false), fsetid).has_fsetid);
+        assert_eq!(elsewhere, [false, false]);
+        let unseen = [0, 5].map(|uid| told(uid, None, fsetid).has_fsetid);
+        assert_eq!(unseen, [true, false]);
     }
 }

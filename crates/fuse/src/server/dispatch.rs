@@ -273,7 +273,8 @@ impl Server {
             Request::Getattr { .. } => self.files.getattr(node).map(|attr| Reply::attr(&attr)),
             Request::Statx { .. } => self.files.getattr(node).map(|attr| Reply::statx(&attr)),
             Request::Setattr(set) => {
-                let attr = self.files.setattr(node, &set_attr(&set), requester)?;
+                let change = (&set_attr(&set), set.kill_suidgid);
+                let attr = self.files.setattr(node, change, requester)?;
                 Ok(Reply::attr(&attr))
             }
             Request::Readlink => self.files.readlink(node).map(Reply::bytes),

@@ -20,7 +20,9 @@ use crate::cache::probe_file::{PROBE_INO, ProbeFile};
 use crate::protocol::abi;
 use crate::protocol::negotiate::DIRECT_HANDLE;
 use crate::protocol::{Answer, FileHandle, answer};
-use crate::server::credentials::{Requester, caller_of, credentials_of};
+use crate::server::credentials::{
+    Requester, caller_of, credentials_of, credentials_without_fsetid,
+};
 use crate::server::page_cache::PageCache;
 use crate::server::prefetcher::Prefetcher;
 use crate::server::request_counts::RequestCounts;
@@ -53,14 +55,28 @@ impl Files {
         answer(self.volume.attributes().getattr(node))
     }
 
-    pub(crate) fn setattr(&self, node: Ino, set: &SetAttr, requester: Requester) -> Answer<Attr> {
+    /// Sets attributes. With `kills`, the kernel says that a new size clears setuid and setgid: the
+    /// process has no `CAP_FSETID`.
+    pub(crate) fn setattr(
+        &self,
+        node: Ino,
+        (set, kills): (&SetAttr, bool),
+        requester: Requester,
+    ) -> Answer<Attr> {
         let Some(size_bytes) = set.size_bytes else {
             return set_attributes(&self.volume, node, set, requester);
         };
         self.prefetcher.touched(node, Touch::Size)?;
         self.pages.note_resized(node);
         let tail = self.pages.tail(node);
-        let attr = set_attributes(&self.volume, node, set, requester)?;
+        let changes_owner = set.uid.is_some() || set.gid.is_some();
+        let attr = if changes_owner {
+            set_attributes(&self.volume, node, set, requester)?
+        } else {
+            let writer: &dyn Fn() -> Credentials = &|| credentials_without_fsetid(requester);
+            let attributes = self.volume.attributes();
+            answer(attributes.setattr(node, set, kills.then_some(writer)))?
+        };
         self.pages.clear_tail(node, tail, size_bytes);
         Ok(attr)
     }
@@ -129,10 +145,7 @@ impl Files {
             self.pages.note_filled(node);
         }
         // The kernel sets the flag for a process without CAP_FSETID, with any mode of the file.
-        let writer: &dyn Fn() -> Credentials = &|| Credentials {
-            has_fsetid: false,
-            ..credentials_of(requester)
-        };
+        let writer: &dyn Fn() -> Credentials = &|| credentials_without_fsetid(requester);
         let writer = (flags & abi::write::KILL_SUIDGID != 0).then_some(writer);
         let files = self.volume.files();
         let appends = OFlags::from_bits_retain(open_flags).contains(OFlags::APPEND);
