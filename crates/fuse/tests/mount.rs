@@ -808,7 +808,10 @@ fn root_of_another_user_namespace_keeps_no_setuid() {
         return;
     }
     let made = ["unshare", "--map-root-user"];
-    if !as_nobody(&[&made[..], &["true"]].concat(), Path::new("/")).status.success() {
+    if !as_nobody(&[&made[..], &["true"]].concat(), Path::new("/"))
+        .status
+        .success()
+    {
         println!("no user namespaces here");
         return;
     }

@@ -17,7 +17,7 @@
 //! The kernel drops pages before a program writes past them, and Linux before 6.19 does not do so
 //! again afterwards. A reader may fill a page in between with the contents before the write. So the
 //! daemon has the kernel drop the pages before it answers that write, if any was filled since the
-//! last one.
+//! last one. The pages up to the end of the file go, since the write may be a part of a longer one.
 //!
 //! The kernel fills a page by READ, by a buffered write(2), or with prefetched contents. A file
 //! without any of these since the kernel came to know it has no page, and needs none of these

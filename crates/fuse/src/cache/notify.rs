@@ -79,8 +79,17 @@ impl Kernel {
     /// Has the kernel write back and drop the pages of `len` bytes of a file from `offset` on. Waits
     /// as [`Kernel::write_back`] does.
     pub(crate) fn drop_pages(&self, ino: Ino, offset: u64, len: usize) {
-        let offset = i64::try_from(offset).expect("no file is longer");
         let len = i64::try_from(len).expect("memory is shorter");
+        self.drop_range(ino, offset, len);
+    }
+
+    /// As [`Kernel::drop_pages`], up to the end of the file.
+    pub(crate) fn drop_pages_from(&self, ino: Ino, offset: u64) {
+        self.drop_range(ino, offset, 0);
+    }
+
+    fn drop_range(&self, ino: Ino, offset: u64, len: i64) {
+        let offset = i64::try_from(offset).expect("no file is longer");
         if let Err(error) = self.send(&Notification::inval_pages(ino, offset, len), &[]) {
             tracing::debug!(%error, ?ino, "the kernel has no page to drop");
         }

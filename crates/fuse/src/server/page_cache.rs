@@ -177,6 +177,9 @@ impl PageCache {
 
     /// A program has written `len` bytes at `offset`, past the pages of the file. Every reader sees
     /// them before the request is answered, unless a page is locked for long.
+    ///
+    /// The kernel drops the pages of a whole write once, and then splits it. A page in the range of
+    /// a later part may have been filled since. So the pages up to the end of the file are dropped.
     pub(crate) fn written_past(&self, node: Ino, (offset, len): (u64, usize)) {
         if len == 0 || !self.mapped.note_passed(node) {
             return;
@@ -184,7 +187,7 @@ impl PageCache {
         let (sender, dropped) = channel();
         let kernel = self.kernel.clone();
         self.workers.run(move || {
-            kernel.drop_pages(node, offset, len);
+            kernel.drop_pages_from(node, offset);
             // The request no longer waits for a page that was locked for long.
             let _ = sender.send(());
         });
@@ -309,6 +312,26 @@ mod tests {
         drop(pages);
         assert_eq!(next(&mut notifications), INVAL_INODE);
         assert_eq!(notifications.read(&mut [0]).unwrap(), 0, "once");
+    }
+
+    /// The kernel splits a long write, and the first part takes the note of a page that lies in the
+    /// second.
+    #[test]
+    fn a_page_that_was_filled_in_the_second_part_of_a_write_is_dropped_with_the_first() {
+        let (pages, mut notifications) = page_cache();
+        pages.note_filled(ROOT_INO);
+        pages.written_past(ROOT_INO, (4096, 4096));
+        pages.written_past(ROOT_INO, (8192, 4096));
+        drop(pages);
+        let mut sent = Vec::new();
+        notifications.read_to_end(&mut sent).unwrap();
+        let field = |at: usize| i64::from_ne_bytes(sent[at..at + 8].try_into().unwrap());
+        let [offset, len] = [24, 32].map(field);
+        assert_eq!(
+            (offset, len, sent.len()),
+            (4096, 0, 40),
+            "up to the end, once"
+        );
     }
 
     #[test]
