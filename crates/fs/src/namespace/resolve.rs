@@ -240,10 +240,7 @@ impl Namespace {
             Entry::Link(link_entry) => link_entry,
             Entry::Deleted(_) => return Err(Error::NotFound),
         };
-        let outer = match has_moved(view, link_entry.link)? {
-            true => Some(self.view(&self.parent(&view.root))?),
-            false => None,
-        };
+        let outer = outer_view(self, view, link_entry.link)?;
         match self.resolve_link(outer.as_ref().unwrap_or(view), dir, link_entry) {
             // The clone root may have been joined to another one, which moves its shared inodes.
             Err(Error::Stale | Error::Corrupt { .. })
@@ -323,12 +320,10 @@ impl Namespace {
     /// The number that a link entry of the view's directory shows.
     pub(crate) fn link_ino(&self, view: &View, link_entry: &LinkEntry) -> Result<Ino> {
         let slot = Slot::shared(link_entry.link);
-        if has_moved(view, link_entry.link)? {
-            let outer = self.topology.read().clone_root(&self.parent(&view.root));
-            let outer = outer.map_err(gone_is_not_found)?;
-            return self.numbers.ino(&outer, slot, link_entry.pin);
-        }
-        self.numbers.ino(&view.root, slot, link_entry.pin)
+        let outer = outer_view(self, view, link_entry.link);
+        let outer = outer.map_err(gone_is_not_found)?;
+        let root = &outer.as_ref().unwrap_or(view).root;
+        self.numbers.ino(root, slot, link_entry.pin)
     }
 
     /// The inode that is shared inode `link` of the view's clone root. A name in `via` led to it.
@@ -595,6 +590,20 @@ pub(crate) fn entry_before(
     match names.lack(name) {
         true => Ok(None),
         false => namespace.entry(dir, name),
+    }
+}
+
+/// The view of a directory of the clone root to which a shared inode has moved from that of `view`,
+/// which is being joined; that one may be being joined as well. `None` if it has not moved.
+fn outer_view(namespace: &Namespace, view: &View, link: u64) -> Result<Option<View>> {
+    let mut outer: Option<View> = None;
+    loop {
+        let at = outer.as_ref().unwrap_or(view);
+        let parent = namespace.parent(&at.root);
+        if Arc::ptr_eq(&parent, &at.root) || !has_moved(at, link)? {
+            return Ok(outer);
+        }
+        outer = Some(namespace.view(&parent)?);
     }
 }
 

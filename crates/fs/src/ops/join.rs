@@ -375,7 +375,8 @@ mod tests {
     use ramet_block::{Device, MemDevice};
 
     use crate::{
-        Caller, CloneMode, FormatOptions, Ino, Kind, NewInode, OpenOptions, RenameMode, Volume,
+        Caller, CloneMode, ControlState, FormatOptions, Ino, Kind, NewInode, NewObject,
+        OpenOptions, RenameMode, SendPage, SendRequest, StreamItem, StreamItems, Volume,
     };
 
     use super::*;
@@ -419,6 +420,197 @@ mod tests {
         make(ROOT_INO, "c", Kind::Directory);
         assert_eq!(volume.controls().check().unwrap(), []);
         names.joins.finish_joins().unwrap();
+        volume.close().unwrap();
+    }
+
+    /// Pairs of names in the trees of [`joined_in_part`].
+    const FILES: usize = 3;
+
+    fn new_volume() -> Arc<Volume> {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        Volume::open(device, OpenOptions::default()).unwrap()
+    }
+
+    fn find(volume: &Volume, path: &str) -> Ino {
+        let names = path.split('/');
+        names.fold(ROOT_INO, |dir, name| {
+            volume.names().lookup(dir, name.as_bytes()).unwrap().ino
+        })
+    }
+
+    fn clone(volume: &Volume, from: &str, dir: &str, name: &str) -> Ino {
+        let (source, dir) = (find(volume, from), find(volume, dir));
+        let (root, mode) = (Caller::root(), CloneMode::New);
+        let trees = volume.trees();
+        let cloned = trees.clone_entry(&root, source, dir, name.as_bytes(), mode);
+        cloned.unwrap();
+        volume.names().lookup(dir, name.as_bytes()).unwrap().ino
+    }
+
+    /// Moves one shared inode of the clone root at `path` out, as a join does that is cut then.
+    fn begin_to_join(volume: &Volume, path: &str) {
+        let joins = &volume.names().joins;
+        let inode = joins.namespace.dir(find(volume, path)).unwrap();
+        let _links = joins.namespace.links.write();
+        joins.begin(&inode).unwrap();
+        let outer = {
+            let topology = joins.namespace.topology.read();
+            topology.clone_root(&joins.namespace.parent(&inode))
+        };
+        let (mut moving, _) = joins.moving(&inode).unwrap();
+        let last = moving.split_off(moving.len() - 1);
+        joins.move_part(&inode, &outer.unwrap(), &last).unwrap();
+    }
+
+    /// A volume with a directory `w/a`, of files `fN` with second names `sub/gN`, and its clone `w/c`.
+    fn with_clone() -> Arc<Volume> {
+        let volume = new_volume();
+        let names = volume.names();
+        let make = |dir, name: &str, kind| {
+            let new = NewInode::new(kind, 0o755);
+            names.create(dir, name.as_bytes(), &new).unwrap().ino
+        };
+        let a = make(make(ROOT_INO, "w", Kind::Directory), "a", Kind::Directory);
+        let sub = make(a, "sub", Kind::Directory);
+        for number in 0..FILES {
+            let file = make(a, &format!("f{number}"), Kind::Regular);
+            let name = format!("g{number}");
+            names.link(file, sub, name.as_bytes()).unwrap();
+        }
+        clone(&volume, "w/a", "w", "c");
+        volume
+    }
+
+    /// The same, while the clone is joined in part.
+    fn joined_in_part() -> Arc<Volume> {
+        let volume = with_clone();
+        begin_to_join(&volume, "w/c");
+        volume
+    }
+
+    /// The paths that differ between two directories.
+    fn differing(volume: &Volume, a: &str, b: &str) -> Vec<String> {
+        let (a, b) = (find(volume, a), find(volume, b));
+        let found = volume.controls().diff(a, b).unwrap().into_iter();
+        found
+            .map(|one| String::from_utf8(one.path).unwrap())
+            .collect()
+    }
+
+    /// Numbers of new files and of links in the stream of a directory.
+    fn sent(volume: &Volume, path: &str, base: Option<(&str, &str)>) -> (usize, usize) {
+        let state = ControlState::default();
+        let ask = |dir, request| {
+            let (controls, snapshots) = (volume.controls(), volume.snapshots());
+            controls.send(&state, snapshots, (dir, &request)).unwrap()
+        };
+        let add = SendRequest::Add {
+            session: 1,
+            begins: true,
+            root: 0,
+            name: b"t".to_vec(),
+            at: None,
+            base: base.map(|(snapshot, path)| (snapshot.to_owned(), path.into())),
+        };
+        ask(find(volume, path), add);
+        let (mut section, mut files, mut links) = (Vec::new(), 0, 0);
+        loop {
+            let next = SendRequest::Next { session: 1 };
+            let page = SendPage::decode(&ask(ROOT_INO, next)).unwrap();
+            section.extend(page.items);
+            if page.ends_section {
+                let mut items = StreamItems::new(&section);
+                while let Some(item) = items.next_item().unwrap() {
+                    let is_file = matches!(
+                        item,
+                        StreamItem::Make {
+                            object: NewObject::File(_),
+                            ..
+                        }
+                    );
+                    files += usize::from(is_file);
+                    links += usize::from(matches!(item, StreamItem::Link { .. }));
+                }
+                section.clear();
+            }
+            if page.ends_stream {
+                return (files, links);
+            }
+        }
+    }
+
+    #[test]
+    fn comparison_and_stream_see_the_files_of_a_clone_root_that_is_joined_in_part() {
+        let volume = joined_in_part();
+        for (a, b) in [("w/a", "w/c"), ("w/c", "w/a"), ("w/a/sub", "w/c/sub")] {
+            assert!(differing(&volume, a, b).is_empty(), "{a} {b}");
+        }
+        assert_eq!(sent(&volume, "w/c", None), (FILES, FILES));
+        assert_eq!(sent(&volume, "w/c/sub", None), (FILES, 0));
+        // The clone is sent as one, and the file that has moved again.
+        assert_eq!(sent(&volume, "w", None), (FILES + 1, FILES + 1));
+        volume.snapshots().create("s").unwrap();
+        assert_eq!(sent(&volume, "w/c", Some(("s", "w/c"))), (0, 0));
+        // The last one has moved.
+        for number in 0..FILES {
+            let file = find(&volume, &format!("w/c/f{number}"));
+            volume.files().write(file, 0, b"changed", None).unwrap();
+        }
+        let changed = ["f0", "f1", "f2", "sub/g0", "sub/g1", "sub/g2"];
+        assert_eq!(differing(&volume, "w/a", "w/c"), changed);
+        assert_eq!(differing(&volume, "w/c/sub", "w/a/sub"), ["g0", "g1", "g2"]);
+        assert_eq!(sent(&volume, "w/c", Some(("s", "w/c"))), (0, 0));
+        volume.close().unwrap();
+    }
+
+    #[test]
+    fn names_of_a_clone_root_in_another_one_that_is_joined_in_part_lead_to_their_files() {
+        let volume = with_clone();
+        let names = volume.names();
+        let create = names.create(ROOT_INO, b"x", &NewInode::new(Kind::Directory, 0o755));
+        create.unwrap();
+        clone(&volume, "w", "x", "o");
+        let last = format!("x/o/c/f{}", FILES - 1);
+        let ino = find(&volume, &last);
+        begin_to_join(&volume, "x/o/c");
+        assert_eq!(find(&volume, &last), ino);
+        begin_to_join(&volume, "x/o");
+        // The file has moved twice.
+        assert_eq!(find(&volume, &last), ino);
+        assert_eq!(find(&volume, &last.replace('f', "sub/g")), ino);
+        let inode = names.joins.namespace.dir(find(&volume, "x/o/c")).unwrap();
+        assert!(inode.is_joining.load(Ordering::SeqCst));
+        for path in ["", "/c", "/c/sub"] {
+            let (one, two) = (format!("w{path}"), format!("x/o{path}"));
+            assert!(differing(&volume, &one, &two).is_empty(), "{path}");
+        }
+        assert_eq!(sent(&volume, "x/o/c", None), (FILES, FILES));
+        assert_eq!(sent(&volume, "x/o", None), (FILES + 1, FILES + 1));
+        names.joins.finish_joins().unwrap();
+        assert_eq!(find(&volume, &last), ino);
+        assert_eq!(volume.controls().check().unwrap(), []);
+        volume.close().unwrap();
+    }
+
+    #[test]
+    fn files_of_a_clone_root_that_is_joined_in_part_come_back_from_a_snapshot() {
+        let volume = joined_in_part();
+        volume.snapshots().create("s").unwrap();
+        let restore = |path: &str, name: &str| {
+            let from = (volume.snapshots(), "s", path.as_bytes());
+            let to = (ROOT_INO, name.as_bytes());
+            let trees = volume.trees();
+            trees.restore(&Caller::root(), from, to, CloneMode::New)
+        };
+        restore("w/c/f2", "f").unwrap();
+        restore("w/c/sub/g1", "g").unwrap();
+        restore("w", "all").unwrap();
+        for path in ["w/c", "w/c/sub"] {
+            assert!(is_no_space(restore(path, "no")), "{path}");
+        }
+        assert!(differing(&volume, "w", "all").is_empty());
+        assert_eq!(volume.controls().check().unwrap(), []);
         volume.close().unwrap();
     }
 }

@@ -51,10 +51,15 @@ impl Source {
             Ok(scan.advance()?)
         };
         let is_dir = then.record.kind() == Kind::Directory;
+        // Names below it are in several indexes, in which shared inodes may have equal numbers.
+        if is_dir && then.roots.all().len() > 1 {
+            return Err(Error::Tree(ramet_betree::Error::NoSpace));
+        }
+        let root = then.roots.innermost();
         Ok(Self {
             has_links: is_dir
-                && then.root != then.path
-                && has_any(keys::links_below(&then.root, &then.path))?,
+                && root != &then.path
+                && has_any(keys::links_below(root, &then.path))?,
             has_notes: is_dir && has_any(keys::range(keys::NOTES, &then.path))?,
             then,
             base,
@@ -109,11 +114,12 @@ impl Source {
         if !self.has_links {
             return;
         }
+        let root = then.roots.innermost();
         for index in [keys::META, keys::DATA] {
-            let from = keys::shared_inodes(index, &then.root);
+            let from = keys::shared_inodes(index, root);
             self.clone_prefix(batch, &from, keys::shared_inodes(index, to));
         }
-        let below = keys::links_below(&then.root, &then.path);
+        let below = keys::links_below(root, &then.path);
         self.clone_prefix(batch, &below, keys::links_below(to, to));
         batch.put(keys::note(to, note), Note::Uncounted.encode());
     }

@@ -8,7 +8,7 @@ use ramet_betree::Snapshot;
 use crate::error::{Error, Result};
 use crate::format::keys;
 use crate::format::name::check_name;
-use crate::format::record::{Entry, FLAG_CLONE_ROOT, Kind, Record};
+use crate::format::record::{Entry, FLAG_CLONE_ROOT, FLAG_JOINING, Kind, Record};
 
 /// An object, as it was.
 #[derive(Clone, Debug)]
@@ -16,8 +16,59 @@ pub(crate) struct Then {
     pub(crate) record: Record,
     /// Path of its contents; of an inode with several names, that of the shared inode.
     pub(crate) path: Bytes,
-    /// Path of the clone root that it is, or is in.
-    pub(crate) root: Bytes,
+    /// The clone root that it is, or is in.
+    pub(crate) roots: Roots,
+}
+
+/// The paths of the clone roots that have the shared inodes of a directory: of the one that it is,
+/// or is in, and of those around it that have some already, while clone roots are being joined
+/// (`join.rs`).
+#[derive(Clone, Debug)]
+pub(crate) struct Roots {
+    /// The outermost one first. All but that are being joined.
+    paths: Vec<Bytes>,
+}
+
+impl Roots {
+    /// The clone root at `path`, which is not being joined.
+    pub(crate) fn of(path: Bytes) -> Self {
+        Self { paths: vec![path] }
+    }
+
+    /// Goes down to a directory of the last one, which has this record.
+    pub(crate) fn enter(&mut self, path: Bytes, record: &Record) {
+        if record.has(FLAG_CLONE_ROOT) {
+            if !record.has(FLAG_JOINING) {
+                self.paths.clear();
+            }
+            self.paths.push(path);
+        }
+    }
+
+    /// Adds the path of the clone root around the outermost one, which is being joined to it.
+    pub(crate) fn add_outer(&mut self, path: Bytes) {
+        self.paths.insert(0, path);
+    }
+
+    pub(crate) fn innermost(&self) -> &Bytes {
+        self.paths.last().expect("one is always there")
+    }
+
+    pub(crate) fn all(&self) -> &[Bytes] {
+        &self.paths
+    }
+
+    /// The clone root that has a shared inode with names in the directory.
+    pub(crate) fn of_link(&self, tree: &Snapshot, link: u64) -> Result<&Bytes> {
+        let (outermost, joining) = self.paths.split_first().expect("one is always there");
+        for root in joining.iter().rev() {
+            let record = keys::shared_record(&keys::shared_inode(root, link));
+            if tree.get(&record)?.is_some() {
+                return Ok(root);
+            }
+        }
+        Ok(outermost)
+    }
 }
 
 /// The names of a path that are joined by `/`; empty for the root.
@@ -44,7 +95,7 @@ impl Then {
         let mut at = Self {
             record: inode(root, "record of the root")?,
             path: Bytes::new(),
-            root: Bytes::new(),
+            roots: Roots::of(Bytes::new()),
         };
         for name in names {
             if at.record.kind() != Kind::Directory {
@@ -57,13 +108,12 @@ impl Then {
                 Entry::Deleted(_) => return Ok(None),
                 Entry::Inode(record) => {
                     at.path = keys::child(&at.path, name);
-                    if record.has(FLAG_CLONE_ROOT) {
-                        at.root = at.path.clone();
-                    }
+                    at.roots.enter(at.path.clone(), &record);
                     at.record = record;
                 }
                 Entry::Link(link) => {
-                    at.path = keys::shared_inode(&at.root, link.link);
+                    let root = at.roots.of_link(tree, link.link)?;
+                    at.path = keys::shared_inode(root, link.link);
                     at.record = inode(tree.get(&keys::shared_record(&at.path))?, "hard link")?;
                 }
             }

@@ -14,6 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use ramet_betree::{Diff, Snapshot, Span, successor_of_prefix};
@@ -23,10 +24,11 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::blocks::trimmed;
 use crate::format::ino::Ino;
 use crate::format::keys::{self, Part};
-use crate::format::record::{Entry, FLAG_CLONE_ROOT, FLAG_XATTRS, Kind, Record};
+use crate::format::record::{Entry, FLAG_XATTRS, Kind, Record};
 use crate::namespace::inode::Inode;
 use crate::namespace::resolve::Namespace;
-use crate::ops::then::Then;
+use crate::namespace::topology::Topology;
+use crate::ops::then::{Roots, Then};
 
 /// Longest encoded comparison, in bytes; a longer one is refused.
 pub const DIFF_BYTES_MAX: usize = 256 << 20;
@@ -90,8 +92,8 @@ pub struct Difference {
 pub(crate) struct Side {
     pub(crate) snapshot: Snapshot,
     pub(crate) path: Bytes,
-    /// Path of the clone root that the directory is, or is in.
-    pub(crate) root: Bytes,
+    /// The clone root that the directory is, or is in.
+    pub(crate) roots: Roots,
     pub(crate) record: Record,
 }
 
@@ -210,7 +212,6 @@ pub(crate) fn live_sides_of(namespace: &Namespace, dirs: &[&Arc<Inode>]) -> Resu
     let topology = namespace.topology.read();
     let snapshot = namespace.tree.snapshot();
     let side = |dir: &Arc<Inode>| -> Result<Side> {
-        let root = topology.clone_root(dir)?;
         let at = topology.record_at(&dir.location.read().clone())?;
         let value = snapshot.get(&at.ok_or(Error::Stale)?)?;
         let Entry::Inode(record) = Entry::decode(&value.ok_or(Error::Stale)?)? else {
@@ -219,12 +220,28 @@ pub(crate) fn live_sides_of(namespace: &Namespace, dirs: &[&Arc<Inode>]) -> Resu
         Ok(Side {
             snapshot: snapshot.clone(),
             path: topology.dir_path(dir)?.path,
-            root: topology.dir_path(&root)?.path,
+            roots: live_roots(namespace, &topology, dir)?,
             record,
         })
     };
     let sides = dirs.iter().map(|dir| side(dir).map_err(gone_is_not_found));
     sides.collect()
+}
+
+/// The clone root of a directory of today.
+fn live_roots(namespace: &Namespace, topology: &Topology, dir: &Arc<Inode>) -> Result<Roots> {
+    let mut root = topology.clone_root(dir)?;
+    let mut roots = Roots::of(topology.dir_path(&root)?.path);
+    while root.is_joining.load(Ordering::SeqCst) {
+        let parent = namespace.parent(&root);
+        // One that was removed is joined to none.
+        if Arc::ptr_eq(&parent, &root) {
+            break;
+        }
+        root = topology.clone_root(&parent)?;
+        roots.add_outer(topology.dir_path(&root)?.path);
+    }
+    Ok(roots)
 }
 
 /// The differences of two trees. With `is_one_tree`, equal paths are of one object.
@@ -298,21 +315,19 @@ impl Side {
         Self {
             snapshot: snapshot.clone(),
             path: then.path.clone(),
-            root: then.root.clone(),
+            roots: then.roots.clone(),
             record: then.record.clone(),
         }
     }
 
     /// The tree of a directory below the top.
     pub(crate) fn below(&self, object: &[u8], dir: &Object) -> Result<Self> {
-        let root = match dir.record.has(FLAG_CLONE_ROOT) {
-            true => dir.path.clone(),
-            false => self.root_of(object)?,
-        };
+        let mut roots = self.roots_of(object)?;
+        roots.enter(dir.path.clone(), &dir.record);
         Ok(Self {
             snapshot: self.snapshot.clone(),
             path: dir.path.clone(),
-            root,
+            roots,
             record: dir.record.clone(),
         })
     }
@@ -349,7 +364,9 @@ impl Side {
             }
             Some(Entry::Link(link_entry)) => link_entry,
         };
-        let path = keys::shared_inode(&self.root_of(object)?, link_entry.link);
+        let roots = self.roots_of(object)?;
+        let root = roots.of_link(&self.snapshot, link_entry.link)?;
+        let path = keys::shared_inode(root, link_entry.link);
         let missing = || Error::Corrupt {
             what: "hard link",
             detail: format!("shared {} is missing", link_entry.link),
@@ -392,20 +409,18 @@ impl Side {
         Ok(diff.next().transpose()?.is_some())
     }
 
-    /// Path of the clone root that holds the shared inodes of names beside `object`.
-    pub(crate) fn root_of(&self, object: &[u8]) -> Result<Bytes> {
+    /// The clone root that has the shared inodes of names beside `object`.
+    pub(crate) fn roots_of(&self, object: &[u8]) -> Result<Roots> {
         let (dir, _) = keys::split_child(object).unwrap_or_default();
-        let mut root = self.root.clone();
+        let mut roots = self.roots.clone();
         let mut at: Vec<u8> = Vec::new();
         for name in keys::names_between(b"", dir) {
             keys::push_child(&mut at, name);
-            if let Some(Entry::Inode(record)) = self.entry(&at)?
-                && record.has(FLAG_CLONE_ROOT)
-            {
-                root = self.at(&at);
+            if let Some(Entry::Inode(record)) = self.entry(&at)? {
+                roots.enter(self.at(&at), &record);
             }
         }
-        Ok(root)
+        Ok(roots)
     }
 
     /// Hands the link entries of this side to `each`: those with index keys that start with
@@ -562,9 +577,9 @@ impl Comparison {
                     Ok(())
                 })?;
             }
-            if side.root != side.path {
-                let all = keys::links_below(&side.root, &side.path);
-                side.links(&side.root, &all, |_, object| add(object))?;
+            for root in side.roots.all().iter().filter(|root| **root != side.path) {
+                let all = keys::links_below(root, &side.path);
+                side.links(root, &all, |_, object| add(object))?;
             }
         }
         Ok(())

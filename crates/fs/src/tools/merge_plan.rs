@@ -939,8 +939,8 @@ impl Planning<'_> {
 
     /// Whether two names of the destination are in one clone root.
     fn is_one_root(&self, names: [&Bytes; 2]) -> Result<bool> {
-        let [one, two] = names.map(|name| self.three.dst.root_of(name));
-        Ok(one? == two?)
+        let [one, two] = names.map(|name| self.three.dst.roots_of(name));
+        Ok(one?.innermost() == two?.innermost())
     }
 
     /// The step of an object that keeps its contents.

@@ -68,7 +68,8 @@ pub(super) fn group_of(side: &Side, object: &[u8], top: &[u8]) -> Result<Option<
     }
     match side.entry(object)? {
         Some(Entry::Link(link)) => {
-            let root = side.root_of(object)?;
+            let roots = side.roots_of(object)?;
+            let root = roots.of_link(&side.snapshot, link.link)?;
             let top = side.at(top);
             let below = root.strip_prefix(&top[..]).unwrap_or_default();
             Ok(Some((Bytes::copy_from_slice(below), link.link)))
@@ -136,7 +137,7 @@ impl Links {
         group: &Group,
     ) -> Result<Option<Anchor>> {
         let root = match group.0.is_empty() {
-            true => side.root.clone(),
+            true => side.roots.of_link(&side.snapshot, group.1)?.clone(),
             false => side.at(&group.0),
         };
         for lineage in lineages {
@@ -161,12 +162,13 @@ impl Links {
 /// Whether the old tree of a lineage has the shared inode `link` of the clone root `root`.
 fn had_group(side: &Side, lineage: &Lineage, (root, link): (&Bytes, u64)) -> Result<bool> {
     let top = side.at(&lineage.new);
+    let snapshot = &lineage.side.snapshot;
     let old = match root.strip_prefix(&top[..]) {
         Some(below) if !below.is_empty() => [&lineage.side.at(&lineage.old), below].concat().into(),
-        _ => lineage.tree()?.root,
+        _ => lineage.tree()?.roots.of_link(snapshot, link)?.clone(),
     };
     let record = keys::shared_record(&keys::shared_inode(&old, link));
-    Ok(lineage.side.snapshot.get(&record)?.is_some())
+    Ok(snapshot.get(&record)?.is_some())
 }
 
 /// A name of each shared inode of the clone root `root` that the receiver has in the old tree of a
