@@ -275,8 +275,8 @@ impl Source {
 
 const SAME_NAME: &str = "another tree of the stream has the same name: send it by itself";
 
-const TOO_MANY: &str = "differs from the base in more names than the memory takes (more --memory, or \
-     without --from)";
+const TOO_MANY: &str = "has more levels, or differs from the base in more names, than the memory \
+     takes (more --memory, or without --from)";
 
 const TOO_MANY_LINKS: &str =
     "has more files with several names than the memory takes (more --memory)";

@@ -47,7 +47,7 @@ use self::links::{Anchor, Group, Kept, Links, are_patched, group_of, kept_of};
 use self::out::Out;
 use self::patch::Patch;
 use self::seen::{Relative, Seen};
-use self::walk::Walk;
+use self::walk::{Walk, Walks};
 
 /// A tree to be sent.
 pub(crate) struct SentRoot {
@@ -110,6 +110,7 @@ pub(crate) struct Sender {
     now: u32,
     side: Arc<Side>,
     tasks: Vec<Task>,
+    walks: Walks,
     out: Out,
     seen: Seen,
     links: Links,
@@ -134,6 +135,7 @@ impl Sender {
             side: Arc::clone(&first.side),
             roots,
             tasks: vec![Task::End, Task::Roots(0), Task::Names(0)],
+            walks: Walks::new(budget),
             out: Out::default(),
             seen: Seen::new(budget),
             links: Links::new(budget),
@@ -257,7 +259,8 @@ impl Sender {
             }
         }
         self.out.put_new(&object, NewObject::Directory);
-        self.tasks.push(Task::Walk(Walk::new(object, sample)));
+        let walk = self.walks.begin(&object, sample)?;
+        self.tasks.push(Task::Walk(walk));
         Ok(())
     }
 
@@ -287,12 +290,13 @@ impl Sender {
     fn go_on_walk(&mut self, mut walk: Walk) -> Result<()> {
         let depth = self.tasks.len();
         while !self.out.is_full() {
-            let Some((object, entry)) = walk.next_entry(&self.side)? else {
+            let Some((object, entry)) = self.walks.next_entry(&mut walk, &self.side)? else {
                 return self.end_walk(walk);
             };
             self.send_entry(object, entry)?;
             if self.tasks.len() > depth {
                 // The tasks of the entry come before the rest of the directory.
+                self.walks.suspend(&mut walk);
                 self.tasks.insert(depth, Task::Walk(walk));
                 return Ok(());
             }
@@ -302,11 +306,12 @@ impl Sender {
     }
 
     fn end_walk(&mut self, walk: Walk) -> Result<()> {
-        let found = self.side.object(&walk.object)?;
+        let object = self.walks.end(&walk);
+        let found = self.side.object(&object)?;
         let found = found.ok_or(Error::Stale)?;
         let new = (Arc::clone(&self.side), found);
-        self.complete(Completion::of_new(walk.object.clone(), new))?;
-        let relative = self.relative(walk.object);
+        self.complete(Completion::of_new(object.clone(), new))?;
+        let relative = self.relative(object);
         self.seen.add_directory(&walk.sample, &relative);
         Ok(())
     }
@@ -426,7 +431,8 @@ impl Sender {
         let patch = self.plan(&lineage)?;
         if of_base {
             for object in &patch.gone {
-                self.remember_base(&lineage.side, object)?;
+                let object = patch.at(object);
+                self.remember_base(&lineage.side, &object)?;
             }
         }
         self.push_patch(patch);
@@ -470,8 +476,10 @@ impl Sender {
         let depth = self.tasks.len();
         while !self.out.is_full() {
             if let Some(object) = patch.gone.pop_front() {
+                let object = patch.at(&object);
                 patch.remove(&mut self.out, &object);
             } else if let Some(object) = patch.left.pop_front() {
+                let object = patch.at(&object);
                 self.patch_object(&mut patch, object)?;
             } else if let Some(dir) = patch.dirs.pop_last() {
                 self.complete_dir(&patch, &dir)?;
@@ -489,15 +497,16 @@ impl Sender {
         Ok(())
     }
 
-    fn complete_dir(&mut self, patch: &Patch, dir: &Bytes) -> Result<()> {
-        let lineage = &patch.lineage;
-        let old = lineage.side.object(&lineage.old_of(dir))?;
-        let new = self.side.object(dir)?.ok_or(Error::Stale)?;
+    /// Completes the directory `below` the top of a patch.
+    fn complete_dir(&mut self, patch: &Patch, below: &[u8]) -> Result<()> {
+        let (lineage, dir) = (&patch.lineage, patch.at(below));
+        let old = lineage.side.object(&lineage.old_of(&dir))?;
+        let new = self.side.object(&dir)?.ok_or(Error::Stale)?;
         let old = old.ok_or(Error::Stale)?;
         let old = (Arc::clone(&lineage.side), old);
         let new = (Arc::clone(&self.side), new);
-        let touched = patch.touched.contains(dir);
-        self.complete(Completion::of_changed(dir.clone(), (old, new), touched))
+        let touched = patch.touched.contains(below);
+        self.complete(Completion::of_changed(dir, (old, new), touched))
     }
 
     /// Looks at a name that may differ.
@@ -517,7 +526,7 @@ impl Sender {
                 self.add_object(patch, object, new)
             }
             (Some(_), Some(new)) if new.record.kind() == Kind::Directory => {
-                patch.dirs.insert(object);
+                patch.dirs.insert(patch.below(&object));
                 Ok(())
             }
             (Some(old), Some(new)) => self.patch_file(patch, object, (old, new)),

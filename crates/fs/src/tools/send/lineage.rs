@@ -26,6 +26,11 @@ impl Lineage {
         [&self.old, &object[self.new.len()..]].concat().into()
     }
 
+    /// Bytes of the two paths.
+    pub(super) fn path_bytes(&self) -> u64 {
+        (self.old.len() + self.new.len()) as u64
+    }
+
     /// The old tree.
     pub(super) fn tree(&self) -> Result<Side> {
         tree_of(&self.side, &self.old)

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_block::{Budget, Held};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::keys;
 use crate::tools::diff::{Change, Side, suspects};
 use crate::tools::send::lineage::{Lineage, tree_of};
 use crate::tools::send::out::Out;
 
-/// A patch that is being sent.
+/// A patch that is being sent. Its names are paths below the top of the new tree: that may lie deep.
 pub(super) struct Patch {
     pub(super) lineage: Arc<Lineage>,
     /// Names that are removed.
@@ -28,7 +28,7 @@ pub(super) struct Patch {
     pub(super) dirs: BTreeSet<Bytes>,
     /// Directories whose names changed.
     pub(super) touched: BTreeSet<Bytes>,
-    /// Memory of the names.
+    /// Memory of the names, and of the paths of the two trees.
     held: Held,
 }
 
@@ -43,21 +43,21 @@ impl Patch {
         lineage: &Arc<Lineage>,
     ) -> Result<Self> {
         let (old, new) = (lineage.tree()?, tree_of(side, &lineage.new)?);
-        let found = suspects(budget, [&old, &new], bytes_max)?;
-        let at = |object: Bytes| Bytes::from([&lineage.new[..], &object].concat());
+        let mut found = suspects(budget, [&old, &new], bytes_max)?;
+        if !found.held.add_within(lineage.path_bytes(), bytes_max) {
+            return Err(Error::Range);
+        }
         let mut gone = VecDeque::new();
-        let mut left: BTreeSet<Bytes> = found.candidates.into_iter().map(at).collect();
+        let mut left = found.candidates;
         for (object, change) in found.whole {
-            if change == Change::Added {
-                left.insert(at(object));
-            } else {
-                gone.push_back(at(object.clone()));
-                if change == Change::Kind {
-                    left.insert(at(object));
-                }
+            if change != Change::Added {
+                gone.push_back(object.clone());
+            }
+            if change != Change::Removed {
+                left.insert(object);
             }
         }
-        left.insert(lineage.new.clone());
+        left.insert(Bytes::new());
         Ok(Self {
             lineage: Arc::clone(lineage),
             gone,
@@ -66,6 +66,16 @@ impl Patch {
             touched: BTreeSet::new(),
             held: found.held,
         })
+    }
+
+    /// The path of a name.
+    pub(super) fn at(&self, below: &[u8]) -> Bytes {
+        [&self.lineage.new, below].concat().into()
+    }
+
+    /// The path of an object below the top.
+    pub(super) fn below(&self, object: &[u8]) -> Bytes {
+        Bytes::copy_from_slice(&object[self.lineage.new.len()..])
     }
 
     /// Bytes of memory that the names take.
@@ -78,7 +88,7 @@ impl Patch {
         if let Some((dir, _)) = keys::split_child(object)
             && object.len() > self.lineage.new.len()
         {
-            let dir = object.slice(..dir.len());
+            let dir = self.below(dir);
             self.dirs.insert(dir.clone());
             self.touched.insert(dir);
         }
