@@ -5,7 +5,6 @@
 //! ([`Server::waits_for_pages`]). A transport knows on which thread they may wait, and calls
 //! [`Server::sync`], [`Server::ioctl`], [`answer_synced`] and [`Server::after_write_back`] itself.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ramet_fs::{Ino, Kind, SetAttr, Volume};
@@ -43,7 +42,6 @@ pub(crate) enum AfterWriteBack {
         node: Ino,
         requester: Requester,
         address: u64,
-        shutdown: Arc<Shutdown>,
     },
 }
 
@@ -92,26 +90,27 @@ impl AfterWriteBack {
     }
 
     /// The answer, once the pages are written back.
-    pub(crate) fn answer(&self, volume: &Volume) -> Reply {
+    pub(crate) fn answer(&self, volume: &Volume, shutdown: &Shutdown) -> Reply {
         let answer = match self {
             Self::Setattr {
                 node,
                 set,
                 requester,
-            } => set_attributes(volume, *node, set, *requester).map(|attr| Reply::attr(&attr)),
+            } => {
+                let set = || set_attributes(volume, *node, set, *requester);
+                shutdown.unless_down(set).map(|attr| Reply::attr(&attr))
+            }
             Self::Seek {
                 node,
                 offset,
                 whence,
             } => seek(volume, *node, *offset, *whence).map(Reply::offset),
             Self::Protect { node, call, kernel } => {
-                return Reply::of_ioctl(call.run(volume, kernel, *node), 0);
+                let done = shutdown.unless_down(|| call.run(volume, kernel, *node));
+                return Reply::of_ioctl(done, 0);
             }
             Self::Shutdown {
-                requester,
-                address,
-                shutdown,
-                ..
+                requester, address, ..
             } => {
                 let done = shutdown.run(volume, *requester, *address);
                 return Reply::of_ioctl(done.map(|()| Vec::new()), 0);
@@ -128,9 +127,9 @@ impl AfterWriteBack {
                     ?node,
                     "the time that was set may not stay: the rings are stuck"
                 );
-                self.answer(&server.files.volume)
+                self.answer(&server.files.volume, &server.shutdown)
             }
-            Self::Protect { .. } => self.answer(&server.files.volume),
+            Self::Protect { .. } => self.answer(&server.files.volume, &server.shutdown),
             // A shutdown waits for pages of many files, and notifies the kernel of all.
             Self::Shutdown { .. } => Reply::error(Errno::AGAIN),
             Self::Seek {
@@ -157,10 +156,13 @@ impl Server {
             }
             request => {
                 self.count(header.opcode);
-                if self.shutdown.is_down() && !Shutdown::lets_pass(header.node, &request) {
-                    return Some(Reply::error(Errno::IO));
-                }
-                let answer = self.answer_about_names(header, request);
+                let passes = Shutdown::lets_pass(header.node, &request);
+                let work = || self.answer_about_names(header, request);
+                let answer = if passes {
+                    work()
+                } else {
+                    self.shutdown.unless_down(work)
+                };
                 return Some(answer.unwrap_or_else(Reply::error));
             }
         }
@@ -210,7 +212,6 @@ impl Server {
                 node,
                 requester,
                 address: arg,
-                shutdown: Arc::clone(&self.shutdown),
             }),
             &Request::Ioctl { number, data, .. } => {
                 let call = FlagCall::decode(number, data)?.ok()?;
@@ -464,5 +465,114 @@ fn set_attr(set: &Setattr) -> SetAttr {
         size_bytes: set.size,
         atime: set.atime,
         mtime: set.mtime,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::time::{Duration, Instant};
+
+    use parking_lot::{Condvar, Mutex};
+    use ramet_block::{Device, MemDevice};
+    use ramet_fs::{FormatOptions, NewInode, OpenOptions, ROOT_INO};
+    use rand::rngs::StdRng;
+    use rand::{Rng, SeedableRng};
+
+    use super::*;
+
+    const WRITE_BYTES: usize = 1 << 20;
+    /// How long the write may take until it reaches the device.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// A device that holds large writes back.
+    struct Gate {
+        memory: MemDevice,
+        held: AtomicUsize,
+        is_open: Mutex<bool>,
+        opened: Condvar,
+    }
+
+    impl Device for Gate {
+        fn len_bytes(&self) -> u64 {
+            self.memory.len_bytes()
+        }
+
+        fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+            self.memory.read_at(addr, buf)
+        }
+
+        fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+            if buf.len() >= 32 << 10 {
+                let mut is_open = self.is_open.lock();
+                if !*is_open {
+                    self.held.fetch_add(1, Ordering::SeqCst);
+                }
+                self.opened.wait_while(&mut is_open, |is_open| !*is_open);
+            }
+            self.memory.write_at(addr, buf)
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            self.memory.sync()
+        }
+
+        fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+            self.memory.discard(addr, len_bytes)
+        }
+    }
+
+    #[test]
+    fn a_write_that_ends_while_the_volume_goes_down_is_not_answered_as_made() {
+        let gate = Arc::new(Gate {
+            memory: MemDevice::new(64 << 20),
+            held: AtomicUsize::new(0),
+            is_open: Mutex::new(true),
+            opened: Condvar::new(),
+        });
+        let device: Arc<dyn Device> = gate.clone();
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let server = Server::new(Arc::clone(&volume), Kernel::default()).unwrap();
+        let new = NewInode::new(Kind::Regular, 0o644);
+        let file = volume.names().create(ROOT_INO, b"file", &new).unwrap().ino;
+        let mut header = [0; abi::InHeader::BYTES];
+        header[16..24].copy_from_slice(&file.0.to_ne_bytes());
+        let header = Header::decode(&header).unwrap();
+        // Bytes that no leaf packs.
+        let mut random = StdRng::seed_from_u64(1);
+        let data: Vec<u8> = (0..WRITE_BYTES).map(|_| random.random()).collect();
+        let write = || {
+            let request = Request::Write {
+                fh: FileHandle::default(),
+                offset: 0,
+                data: &data,
+                flags: 0,
+                open_flags: 0,
+            };
+            server.answer(&header, request)
+        };
+        *gate.is_open.lock() = false;
+        let answer = std::thread::scope(|threads| {
+            let answer = threads.spawn(write);
+            let begin = Instant::now();
+            while gate.held.load(Ordering::SeqCst) == 0 && begin.elapsed() < PATIENCE {
+                std::thread::yield_now();
+            }
+            server.shutdown.go_down();
+            *gate.is_open.lock() = true;
+            gate.opened.notify_all();
+            answer.join().unwrap()
+        });
+        assert_ne!(
+            gate.held.load(Ordering::SeqCst),
+            0,
+            "no write was held back"
+        );
+        assert_eq!(answer, Some(Reply::error(Errno::IO)));
+        let made = volume.attributes().getattr(file).unwrap().size_bytes;
+        assert_eq!(made, WRITE_BYTES as u64, "the write was under way");
     }
 }

@@ -236,9 +236,8 @@ impl Server {
         }
         if let Some(call) = FlagCall::decode(number, data) {
             self.count(header.opcode);
-            return Some(
-                call.and_then(|call| call.run(&self.volume, &self.files.kernel, header.node)),
-            );
+            let run = |call: FlagCall| call.run(&self.volume, &self.files.kernel, header.node);
+            return Some(call.and_then(|call| self.shutdown.unless_down(|| run(call))));
         }
         self.fence(header, (number, data))
     }
@@ -283,7 +282,13 @@ impl Server {
 
     /// Has the kernel write back the pages of a file, and then runs `then` on the thread that
     /// waited for it.
-    pub(crate) fn after_write_back(&self, node: Ino, then: impl FnOnce(&Volume) + Send + 'static) {
+    pub(crate) fn after_write_back(
+        &self,
+        node: Ino,
+        then: impl FnOnce(&Volume, &Shutdown) + Send + 'static,
+    ) {
+        let shutdown = Arc::clone(&self.shutdown);
+        let then = move |volume: &Volume| then(volume, &shutdown);
         self.files.pages.after_write_back(node, then);
     }
 
@@ -330,10 +335,7 @@ impl Server {
 
     /// Makes a staged change on this thread.
     pub(crate) fn rename_staged(&self, moved: &Moved) -> Answer<()> {
-        if self.shutdown.is_down() {
-            return Err(Errno::IO);
-        }
-        self.staged.rename(moved)
+        self.shutdown.unless_down(|| self.staged.rename(moved))
     }
 
     /// Makes a staged change on another thread, and hands the answer to `reply`.
@@ -345,6 +347,8 @@ impl Server {
         if self.shutdown.is_down() {
             return reply(Err(Errno::IO));
         }
+        let shutdown = Arc::clone(&self.shutdown);
+        let reply = move |answer| reply(shutdown.unless_down(|| answer));
         self.staged.rename_later(moved, reply);
     }
 
@@ -370,9 +374,14 @@ impl Server {
             Err(errno) => return reply(Err(errno)),
         };
         let (controls, notices) = (Arc::clone(&self.controls), Arc::clone(&self.notices));
-        let pace = call.pace();
+        let (pace, shutdown) = (call.pace(), Arc::clone(&self.shutdown));
         let serve = move || {
-            let carried_out = controls.carry_out(&call, dir, requester);
+            let work = || controls.carry_out(&call, dir, requester);
+            let carried_out = if number == STAT {
+                work()
+            } else {
+                shutdown.unless_down(work)
+            };
             reply(carried_out.map(|(stale, data)| {
                 notices.send_and_wait(stale);
                 data
@@ -395,8 +404,12 @@ impl Server {
         (number, data): (u32, &[u8]),
     ) -> Answer<(Vec<Invalidation>, Vec<u8>)> {
         self.count(header.opcode);
-        self.controls
-            .carry_out(&decode(number, data)?, header.node, header.into())
+        let call = decode(number, data)?;
+        let work = || self.controls.carry_out(&call, header.node, header.into());
+        if number == STAT {
+            return work();
+        }
+        self.shutdown.unless_down(work)
     }
 
     /// Sends invalidations on another thread, which then runs `told`.

@@ -11,6 +11,8 @@
 //! | 1 | every change that was answered |
 //! | 2 | nothing |
 //!
+//! A change that is under way meanwhile is answered `EIO`, and may have been made.
+//!
 //! The kernel forgets names, listings and pages afterwards, so that it asks again, and gets `EIO`. The root can
 //! still be opened and asked for its room, for `ramet stat` and `ramet umount`.
 
@@ -61,6 +63,29 @@ impl Shutdown {
         self.is_down.load(Ordering::SeqCst)
     }
 
+    /// Does the work of a request, which may be a change.
+    ///
+    /// The sync of a shutdown has every change that ended before the volume went down. A change that
+    /// ends later may miss it, so it is not answered as one that was made.
+    ///
+    /// # Errors
+    /// `EIO` if the volume is down before the work or after it; those of the work.
+    pub(crate) fn unless_down<T>(&self, work: impl FnOnce() -> Answer<T>) -> Answer<T> {
+        if self.is_down() {
+            return Err(Errno::IO);
+        }
+        let answer = work();
+        if self.is_down() {
+            return Err(Errno::IO);
+        }
+        answer
+    }
+
+    /// No change is answered from here on.
+    pub(crate) fn go_down(&self) {
+        self.is_down.store(true, Ordering::SeqCst);
+    }
+
     /// Whether a request about `node` is served although the volume is down: those that end
     /// something, and those that open the root, on which `ramet stat` tells the reason.
     pub(crate) fn lets_pass(node: Ino, request: &Request<'_>) -> bool {
@@ -94,8 +119,8 @@ impl Shutdown {
         if value == EVERYTHING {
             self.drop_pages();
         }
-        // No change is answered from here on, so the sync has all that were.
-        self.is_down.store(true, Ordering::SeqCst);
+        // The sync has all changes that were answered.
+        self.go_down();
         let synced = match value {
             NOTHING => Ok(()),
             _ => answer(volume.sync_all()),

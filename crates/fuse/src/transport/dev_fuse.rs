@@ -277,8 +277,8 @@ pub(crate) fn answer_with(server: Arc<Server>) -> Box<Answering> {
         if let Some(rest) = server.waits_for_pages(header, &request) {
             let later = later();
             server.count(header.opcode);
-            server.after_write_back(rest.node(), move |volume| {
-                later.answer(&rest.answer(volume))
+            server.after_write_back(rest.node(), move |volume, shutdown| {
+                later.answer(&rest.answer(volume, shutdown))
             });
             return None;
         }

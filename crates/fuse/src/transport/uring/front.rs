@@ -197,12 +197,13 @@ impl Front {
         let rest = Arc::new(Claimable::new(rest));
         let (sender, answer) = channel();
         let then = Arc::clone(&rest);
-        self.server().after_write_back(rest.node(), move |volume| {
-            if let Some(rest) = then.claim() {
-                // The receiver is gone where the rest waits for pages.
-                let _ = sender.send(rest.answer(volume));
-            }
-        });
+        self.server()
+            .after_write_back(rest.node(), move |volume, shutdown| {
+                if let Some(rest) = then.claim() {
+                    // The receiver is gone where the rest waits for pages.
+                    let _ = sender.send(rest.answer(volume, shutdown));
+                }
+            });
         let wait = || loop {
             match answer.recv_timeout(PATIENCE) {
                 Ok(reply) => return Some(reply),
