@@ -90,7 +90,7 @@ pub use ops::attr::{Attributes, SetAttr, SetTime};
 pub use ops::clone::CloneMode;
 pub use ops::copy_range::Copied;
 pub use ops::create::NewInode;
-pub use ops::data::Files;
+pub use ops::data::{Files, Written};
 pub use ops::file_flags::FileFlags;
 pub use ops::fork::was_dropped;
 pub use ops::fork_record::NewFork;

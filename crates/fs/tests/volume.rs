@@ -93,6 +93,39 @@ fn a_full_volume_says_so_and_takes_deletions() {
     finish(&volume);
 }
 
+/// The journal of the smallest volume takes a write of 1 MiB in several batches.
+#[test]
+fn a_write_that_finds_room_for_a_part_tells_its_bytes() {
+    let (_, volume) = volume_of(VOLUME_BYTES_MIN);
+    let files = volume.files();
+    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+    let data: Vec<u8> = (0..1u64 << 20)
+        .map(|at| (at.wrapping_mul(at ^ 0x9e37_79b9) >> 7) as u8)
+        .collect();
+    // An offset within a block, and then ever less room.
+    let (mut size, mut parts) = (100, 0);
+    let error = loop {
+        let written = files.write_some(file, size, &data, None);
+        let bytes = match &written {
+            Ok(written) => written.bytes,
+            Err(_) => 0,
+        };
+        let before = size;
+        size += bytes as u64;
+        let attr = volume.attributes().getattr(file).unwrap();
+        assert_eq!(attr.size_bytes, if size > 100 { size } else { 0 });
+        let read = files.read(file, before, 1 << 20).unwrap();
+        assert!(read == data[..bytes], "{bytes} bytes at {before}");
+        parts += usize::from(bytes > 0 && bytes < data.len());
+        if let Err(error) = written {
+            break error;
+        }
+    };
+    let is_full = matches!(error, Error::Tree(ramet_betree::Error::NoSpace));
+    assert!(is_full && parts > 0, "{parts} parts, then {error}");
+    finish(&volume);
+}
+
 #[test]
 fn a_file_may_be_huge_and_not_larger() {
     let volume = volume();

@@ -352,10 +352,10 @@ impl Files {
     ) -> Result<Copied> {
         let len = u32::try_from(len.min(COPY_BYTES_MAX)).expect("at most a mebibyte");
         let data = self.read(from.0, from.1, len)?;
-        let cleared = self.write(to.0, to.1, &data, writer)?;
+        let written = self.write_some(to.0, to.1, &data, writer)?;
         Ok(Copied {
-            bytes: data.len() as u64,
-            cleared,
+            bytes: written.bytes as u64,
+            cleared: written.cleared,
         })
     }
 }

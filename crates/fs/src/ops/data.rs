@@ -57,6 +57,15 @@ enum Intent {
     Append,
 }
 
+/// Result of a write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Bytes that were written.
+    pub bytes: usize,
+    /// The file lost privileges, as by [`Files::write`].
+    pub cleared: bool,
+}
+
 /// Size and blocks of a file at one moment.
 struct Contents {
     size_bytes: u64,
@@ -194,15 +203,44 @@ impl Files {
     /// `TooBig`, `Stale`, `NoSpace`, and the others of the tree. A write of several batches may be
     /// done in part then.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8], writer: Writer<'_>) -> Result<bool> {
+        let (mut done, mut cleared) = (0, false);
+        loop {
+            let written = self.write_some(ino, offset + done as u64, &data[done..], writer)?;
+            done += written.bytes;
+            cleared |= written.cleared;
+            if done == data.len() {
+                return Ok(cleared);
+            }
+        }
+    }
+
+    /// As [`Files::write`], but a write of several batches ends before the first one that fails,
+    /// and tells how many bytes it has written.
+    ///
+    /// # Errors
+    /// As [`Files::write`]; no byte is written then.
+    pub fn write_some(
+        &self,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        writer: Writer<'_>,
+    ) -> Result<Written> {
         self.write_as((ino, Intent::Change), offset, data, writer)
     }
 
-    /// As [`Files::write`], by a process that opened the file to append. So it may write behind the
-    /// end of a file that is append-only.
+    /// As [`Files::write_some`], by a process that opened the file to append. So it may write behind
+    /// the end of a file that is append-only.
     ///
     /// # Errors
-    /// As [`Files::write`].
-    pub fn append(&self, ino: Ino, offset: u64, data: &[u8], writer: Writer<'_>) -> Result<bool> {
+    /// As [`Files::write_some`].
+    pub fn append(
+        &self,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        writer: Writer<'_>,
+    ) -> Result<Written> {
         self.write_as((ino, Intent::Append), offset, data, writer)
     }
 
@@ -212,16 +250,16 @@ impl Files {
         offset: u64,
         data: &[u8],
         writer: Writer<'_>,
-    ) -> Result<bool> {
+    ) -> Result<Written> {
         let inode = self.namespace.regular(ino)?;
         self.may_write(&inode, &inode.state.read(), intent, offset)?;
         let span = Span::new(offset, data.len() as u64)?;
         self.deletes.orphan_if_large(&inode, span.end)?;
-        if let Some(run) = self.ingest_blocks(&span, data)? {
-            return self.write_batch((&inode, intent), offset, data, Some(run), writer);
-        }
-        if !data.is_empty() && span.last() - span.first() == 1 {
-            return self.write_batch((&inode, intent), offset, data, None, writer);
+        let run = self.ingest_blocks(&span, data)?;
+        if run.is_some() || (!data.is_empty() && span.last() - span.first() == 1) {
+            let cleared = self.write_batch((&inode, intent), offset, data, run, writer)?;
+            let bytes = data.len();
+            return Ok(Written { bytes, cleared });
         }
         let path_bytes = self.namespace.topology.read().path(&inode)?.len();
         let blocks_max = (self
@@ -231,15 +269,19 @@ impl Files {
             .saturating_sub(RECORDS_BYTES)
             / (BLOCK + path_bytes + 64))
             .max(1);
-        let (mut rest, mut at, mut cleared) = (data, offset, false);
-        while !rest.is_empty() {
+        let mut all = Written::default();
+        while all.bytes < data.len() {
+            let (rest, at) = (&data[all.bytes..], offset + all.bytes as u64);
             let inside = usize::try_from(at % BLOCK_BYTES).expect("inside of a block");
-            let (now, later) = rest.split_at(rest.len().min(blocks_max * BLOCK - inside));
-            cleared |= self.write_batch((&inode, intent), at, now, None, writer)?;
-            at += now.len() as u64;
-            rest = later;
+            let now = &rest[..rest.len().min(blocks_max * BLOCK - inside)];
+            match self.write_batch((&inode, intent), at, now, None, writer) {
+                Ok(cleared) => all.cleared |= cleared,
+                Err(error) if all.bytes == 0 => return Err(error),
+                Err(_) => break,
+            }
+            all.bytes += now.len();
         }
-        Ok(cleared)
+        Ok(all)
     }
 
     /// Writes the whole blocks of `span` to leaves, if they are enough and there is room. No path

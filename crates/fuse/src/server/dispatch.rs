@@ -336,9 +336,10 @@ impl Server {
                 open_flags,
             } => {
                 let flags = (flags, open_flags);
-                self.files
+                let written = self
+                    .files
                     .write((node, fh), offset, data, flags, requester)?;
-                let size = u32::try_from(data.len()).expect("a request holds less than 4 GiB");
+                let size = u32::try_from(written).expect("a request holds less than 4 GiB");
                 Ok(Reply::written(size))
             }
             Request::Fallocate {

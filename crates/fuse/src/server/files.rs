@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ramet_block::failpoints;
 use ramet_fs::{
-    Attr, Capabilities, Credentials, Error, Ino, Invalidation, SetAttr, SetXattr, Volume,
+    Attr, Capabilities, Credentials, Error, Ino, Invalidation, SetAttr, SetXattr, Volume, Written,
 };
 use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 use rustix::io::Errno;
@@ -111,6 +111,8 @@ impl Files {
         }
     }
 
+    /// Writes bytes, and answers their number. A program gets a smaller number where a write could
+    /// be made in part only. A page that is written back is written whole, or fails.
     pub(crate) fn write(
         &self,
         (node, fh): (Ino, FileHandle),
@@ -118,14 +120,14 @@ impl Files {
         data: &[u8],
         (flags, open_flags): (u32, u32),
         requester: Requester,
-    ) -> Answer<()> {
+    ) -> Answer<usize> {
         if node == PROBE_INO {
             failpoints::die_at("probe-write");
             self.probe_file.written();
-            return Ok(());
+            return Ok(data.len());
         }
         if let Some(import) = self.volume.imports().of_stream(node) {
-            return answer(import.write(offset, data));
+            return answer(import.write(offset, data)).map(|()| data.len());
         }
         let is_mapped = flags & abi::write::CACHE != 0;
         let touch = if is_mapped {
@@ -149,10 +151,14 @@ impl Files {
         let writer = (flags & abi::write::KILL_SUIDGID != 0).then_some(writer);
         let files = self.volume.files();
         let appends = OFlags::from_bits_retain(open_flags).contains(OFlags::APPEND);
-        let written = if appends && !is_mapped {
+        let written = if is_mapped {
+            let bytes = data.len();
+            let written = files.write(node, offset, data, writer);
+            written.map(|cleared| Written { bytes, cleared })
+        } else if appends {
             files.append(node, offset, data, writer)
         } else {
-            files.write(node, offset, data, writer)
+            files.write_some(node, offset, data, writer)
         };
         if is_mapped && written.is_err() {
             self.counts.count_failed_write_back();
@@ -160,14 +166,15 @@ impl Files {
         if is_mapped && matches!(written, Err(Error::NotPermitted)) {
             self.pages.drop_all(node);
         }
-        // A write that failed may have been made in part.
-        self.cleared(node, *written.as_ref().unwrap_or(&true));
+        // The write-back of pages that failed may have been made in part.
+        let cleared = written.as_ref().map_or(true, |written| written.cleared);
+        self.cleared(node, cleared);
         if !is_mapped && fh == DIRECT_HANDLE {
             self.pages.written_past(node, (offset, data.len()));
         }
-        answer(written)?;
+        let bytes = answer(written)?.bytes;
         self.pages.clear_tail_of_write(node, tail, offset);
-        Ok(())
+        Ok(bytes)
     }
 
     pub(crate) fn fallocate(
