@@ -22,6 +22,7 @@ use crate::ops::access::Writer;
 use crate::ops::allocation::{Allocation, become_sparse};
 use crate::ops::contents::FEW_BLOCKS;
 use crate::ops::data::Files;
+use crate::ops::reshape::{map_bytes, map_bytes_of};
 
 /// Bytes that one call copies through memory at most.
 const COPY_BYTES_MAX: u64 = 1 << 20;
@@ -195,7 +196,12 @@ impl Files {
         len: u64,
         writer: Writer<'_>,
     ) -> Result<Copied> {
-        self.namespace.tree.admit(RECORDS_BYTES)?;
+        // A map that no batch takes is refused where one is needed.
+        let map_bytes = match map_bytes(&self.namespace, ends.1.0) {
+            Err(Error::TooBig) => 0,
+            bytes => bytes?,
+        };
+        self.namespace.tree.admit(RECORDS_BYTES + map_bytes)?;
         let copy = |round| self.copy_now(ends, len, writer, round);
         let (copied, shown) = self.namespace.until_applied(copy)?;
         shown.make_durable()?;
@@ -289,6 +295,7 @@ impl Files {
         if is_dense {
             return Ok(Replaced::Whole);
         }
+        map_bytes_of(namespace, target, target_record)?;
         let mut map = Allocation::load_for(namespace, target, target_record, there.clone())?;
         let (removed, added) = map.copy(&from, blocks, there.start);
         Ok(Replaced::Mapped(map, removed, added))

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_betree::{Ingest, Snapshot};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::blocks::{BLOCK, BLOCK_BYTES, Span, block_number, blocks_of};
 use crate::format::ino::Ino;
 use crate::format::keys;
@@ -25,6 +25,7 @@ use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::access::Writer;
 use crate::ops::allocation::{Allocation, become_sparse};
 use crate::ops::deferred_delete::DeferredDeletes;
+use crate::ops::reshape::map_bytes_of;
 use crate::ops::times::Times;
 
 /// A read of this many blocks goes past the cache of the tree: the caller, as a rule the kernel,
@@ -36,6 +37,11 @@ struct Run {
     first: u64,
     last: u64,
     ingest: Ingest,
+}
+
+/// Whether a write of `span` makes the first hole of a file.
+fn makes_first_map(record: &Record, span: &Span) -> bool {
+    !record.has(FLAG_SPARSE) && span.first() > blocks_of(record.size_bytes)
 }
 
 /// Counts the blocks that a write of `span` allocates, by the map of a sparse file, and sets the
@@ -262,11 +268,12 @@ impl Files {
             return Ok(Written { bytes, cleared });
         }
         let path_bytes = self.namespace.topology.read().path(&inode)?.len();
+        let map_bytes = self.first_map_bytes(&inode, &span)?.unwrap_or(0);
         let blocks_max = (self
             .namespace
             .tree
             .batch_bytes_max()
-            .saturating_sub(RECORDS_BYTES)
+            .saturating_sub(RECORDS_BYTES + map_bytes)
             / (BLOCK + path_bytes + 64))
             .max(1);
         let mut all = Written::default();
@@ -333,8 +340,18 @@ impl Files {
     ) -> Result<bool> {
         let span = Span::new(offset, data.len() as u64)?;
         let journaled = if run.is_some() { 2 * BLOCK } else { data.len() };
-        self.namespace.tree.admit(journaled + RECORDS_BYTES)?;
+        let map_bytes = self.first_map_bytes(inode, &span)?;
+        let bytes = journaled + RECORDS_BYTES + map_bytes.unwrap_or(0);
+        if map_bytes > Some(0) && bytes > self.namespace.tree.batch_bytes_max() {
+            return Err(Error::TooBig);
+        }
+        self.namespace.tree.admit(bytes)?;
         let mut tx = Transaction::new(lock_states(&[inode]));
+        if map_bytes.is_none() && makes_first_map(tx.get(inode), &span) {
+            // Another thread has cut the file meanwhile.
+            drop(tx);
+            return self.write_batch((inode, intent), offset, data, run, writer);
+        }
         self.may_write(inode, tx.get(inode), intent, offset)?;
         let mut map = self.allocation_for_write(inode, tx.get(inode), &span)?;
         let by = tx.credentials(inode, writer);
@@ -353,6 +370,15 @@ impl Files {
         Ok(cleared)
     }
 
+    /// Journal bytes of the map that a write of `span` makes, if the file has none and gets a hole.
+    fn first_map_bytes(&self, inode: &Arc<Inode>, span: &Span) -> Result<Option<usize>> {
+        let record = inode.state.read();
+        match makes_first_map(&record, span) {
+            true => map_bytes_of(&self.namespace, inode, &record).map(Some),
+            false => Ok(None),
+        }
+    }
+
     /// The map for a write of `span`, unless the file has no hole after it.
     fn allocation_for_write(
         &self,
@@ -360,8 +386,7 @@ impl Files {
         record: &Record,
         span: &Span,
     ) -> Result<Option<Allocation>> {
-        let leaves_none = span.first() <= blocks_of(record.size_bytes);
-        if leaves_none && !record.has(FLAG_SPARSE) {
+        if !record.has(FLAG_SPARSE) && !makes_first_map(record, span) {
             return Ok(None);
         }
         Allocation::load_for(&self.namespace, inode, record, span.first()..span.last()).map(Some)
@@ -405,5 +430,51 @@ fn put_bytes(
     }
     if let Some(run) = run {
         tx.batch.ingest(blocks, run.ingest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ramet_block::{Device, MemDevice};
+
+    use crate::format::ino::ROOT_INO;
+    use crate::{FormatOptions, Kind, NewInode, OpenOptions, SetAttr, Volume};
+
+    use super::*;
+
+    #[test]
+    fn a_write_behind_the_end_of_a_file_whose_map_no_batch_takes_is_too_big() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let files = volume.files();
+        let create = |name: &[u8]| {
+            let new = NewInode::new(Kind::Regular, 0o644);
+            volume.names().create(ROOT_INO, name, &new).unwrap().ino
+        };
+        let (source, file) = (create(b"source"), create(b"file"));
+        files.write(source, 0, &vec![7; 2 << 20], None).unwrap();
+        let inode = files.namespace.inode(file).unwrap();
+        let size_bytes = 1u64 << 45;
+        inode.state.write().size_bytes = size_bytes;
+        let behind = size_bytes + (1 << 20);
+        for len in [1, BLOCK, 50_000, 1 << 20] {
+            let written = files.write(file, behind, &vec![7; len], None);
+            assert!(matches!(written, Err(Error::TooBig)), "{len}: {written:?}");
+        }
+        for len in [100, 2 << 20] {
+            let copied = files.copy_range((source, 0), (file, behind), len, None);
+            assert!(matches!(copied, Err(Error::TooBig)), "{len}: {copied:?}");
+        }
+        // Neither leaves a hole.
+        files.write(file, size_bytes, b"x", None).unwrap();
+        let copied = files.copy_range((source, 0), (file, 0), 2 << 20, None);
+        assert_eq!(copied.unwrap().bytes, 2 << 20);
+        let set = SetAttr {
+            size_bytes: Some(0),
+            ..SetAttr::default()
+        };
+        volume.attributes().setattr(file, &set, None).unwrap();
+        assert_eq!(volume.controls().check().unwrap(), []);
     }
 }

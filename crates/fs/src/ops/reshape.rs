@@ -178,13 +178,19 @@ fn dig(tx: &mut Transaction<'_>, path: &[u8], hole: &Hole, map: Option<&Allocati
 /// # Errors
 /// `TooBig` when no batch takes the map; those of the tree.
 pub(crate) fn map_bytes(namespace: &Namespace, inode: &Arc<Inode>) -> Result<usize> {
-    let chunks = {
-        let record = inode.state.read();
-        if record.has(FLAG_SPARSE) {
-            return Ok(0);
-        }
-        blocks_of(record.size_bytes) / CHUNK_BLOCKS
-    };
+    map_bytes_of(namespace, inode, &inode.state.read())
+}
+
+/// The same for a file with this record, whose state may be locked.
+pub(crate) fn map_bytes_of(
+    namespace: &Namespace,
+    inode: &Arc<Inode>,
+    record: &Record,
+) -> Result<usize> {
+    if record.has(FLAG_SPARSE) {
+        return Ok(0);
+    }
+    let chunks = blocks_of(record.size_bytes) / CHUNK_BLOCKS;
     let path_bytes = namespace.topology.read().path(inode)?.len() as u64;
     let bytes = chunks.saturating_mul(path_bytes + CHUNK_KEY_BYTES);
     // A volume that takes no changes has no longest batch, and refuses all of them.
