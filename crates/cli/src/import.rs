@@ -5,6 +5,7 @@
 //! tree has no name before all of it is there.
 
 pub mod archive;
+mod made;
 mod pax;
 pub mod read;
 pub mod report;
@@ -152,22 +153,18 @@ fn verify(sink: &Sink, rights: Rights, tally: &Tally) -> Outcome {
     let report = Report::new(path);
     let mut progress = Progress::new("verifying");
     let mut found = Tally::new(Some(rights.gives_all()));
-    let mut names = Vec::new();
+    let mut tell = |name: &[u8]| report.tell(name, "differs from the source");
     walk::walk(top, true, &report, &mut |frame| {
-        found.take(&frame).map_err(|e| Failure::at(path, e))?;
-        archive::paths_in(&frame, &mut names);
+        let compared = found.compare(&frame, tally, &mut tell);
+        compared.map_err(|e| Failure::at(path, e))?;
         let (objects, bytes) = (found.objects(), found.counts.bytes);
         progress.tell(|| format!("{objects} objects, {}", Size::new(bytes)));
         Ok(())
     })?;
+    found.compare_last(tally, &mut tell);
     let differing = tally.differences(&found);
-    for name in &names {
-        if differing.binary_search(&Tally::hash_of(name)).is_ok() {
-            report.tell(name, "differs from the source");
-        }
-    }
-    if !differing.is_empty() || report.told() > 0 {
-        let why = format!("{} objects differ from the source", differing.len());
+    if differing > 0 || report.told() > 0 {
+        let why = format!("{differing} objects differ from the source");
         return Err(Failure::at(path, why));
     }
     Ok(())

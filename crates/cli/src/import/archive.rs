@@ -3,21 +3,27 @@
 //!
 //! Members come in the order of the archive. A directory that no member makes before its entries
 //! gets the mode 0755 and the caller's ids. The first member of a path counts.
+//!
+//! A few bytes of a compressed archive may be a path of many thousand directories. A path so long is
+//! taken only where each of them has a member of its own.
 
-use std::collections::HashMap;
 use std::io::Read;
 
 use ramet_fs::{
-    BLOCK_BYTES, FILE_BYTES_MAX, IMPORT_PATH_BYTES_MAX, ImportAttr, ImportBody, ImportItem, Items,
+    BLOCK_BYTES, FILE_BYTES_MAX, IMPORT_PATH_BYTES_MAX, ImportAttr, ImportBody, ImportItem,
     NAME_BYTES_MAX, TARGET_BYTES_MAX, Time, XATTR_BYTES_MAX,
 };
 use rustix::process::{getegid, geteuid};
 use tar::{Archive, Entry, EntryType};
 
 use crate::failure::{Failure, Outcome};
+use crate::import::made::{Made, NoDirectory, ends_above};
 use crate::import::pax::{Plain, Records};
 use crate::import::read::Frames;
 use crate::import::report::Report;
+
+/// Longest path of a member above which directories are missing: the longest that programs can name.
+const PATH_BYTES_MAX: usize = 4095;
 
 /// Hands the members of an archive to `deliver`, frame by frame.
 ///
@@ -38,7 +44,7 @@ pub fn read(
         frames: Frames::new(&mut out),
         report,
         makes_devices,
-        made: HashMap::new(),
+        made: Made::default(),
         now: now(),
     };
     let broken = |e: std::io::Error| Failure::new(format!("the archive cannot be read on: {e}"));
@@ -95,8 +101,7 @@ struct Importer<'a> {
     frames: Frames<'a>,
     report: &'a Report,
     makes_devices: bool,
-    /// Paths that were made, and whether they are directories.
-    made: HashMap<Vec<u8>, bool>,
+    made: Made,
     now: Time,
 }
 
@@ -151,7 +156,7 @@ impl Importer<'_> {
             let item = ImportItem::Xattr { name, value };
             self.frames.put(&item, name.len() + value.len());
         }
-        self.made.insert(path, is_directory);
+        self.made.insert(&path, is_directory);
         if let ImportBody::File(size_bytes) = body {
             self.contents(&mut member, size_bytes, kind == EntryType::GNUSparse)?;
         }
@@ -188,7 +193,7 @@ impl Importer<'_> {
         if path.is_empty() {
             return is_directory;
         }
-        match self.made.get(path) {
+        match self.made.is_directory(path) {
             Some(true) if is_directory => return true,
             Some(_) => {
                 self.report
@@ -197,34 +202,42 @@ impl Importer<'_> {
             }
             None => {}
         }
-        let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
-        for (end, _) in slashes {
-            let above = &path[..end];
-            match self.made.get(above) {
-                Some(true) => {}
-                Some(false) => {
-                    self.report
-                        .tell(path, "below a member that is no directory");
-                    return false;
-                }
-                None => {
-                    let attr = ImportAttr {
-                        mode: 0o040_755,
-                        uid: geteuid().as_raw(),
-                        gid: getegid().as_raw(),
-                        atime: self.now,
-                        mtime: self.now,
-                        has_names: false,
-                    };
-                    let body = ImportBody::Directory;
-                    let path = above;
-                    self.frames
-                        .put(&ImportItem::Object { path, attr, body }, path.len());
-                    self.made.insert(above.to_vec(), true);
-                }
+        match self.made.missing_above(path) {
+            Ok(None) => true,
+            Ok(Some(_)) if path.len() > PATH_BYTES_MAX => {
+                let why = "is longer than 4 KiB, and a directory above it is no member";
+                self.report.tell(path, why);
+                false
+            }
+            Ok(Some(first)) => {
+                self.make_above(path, first);
+                true
+            }
+            Err(NoDirectory) => {
+                self.report
+                    .tell(path, "below a member that is no directory");
+                false
             }
         }
-        true
+    }
+
+    /// Makes the directories above `path`, from that whose path has the length `first` on.
+    fn make_above(&mut self, path: &[u8], first: usize) {
+        let attr = ImportAttr {
+            mode: 0o040_755,
+            uid: geteuid().as_raw(),
+            gid: getegid().as_raw(),
+            atime: self.now,
+            mtime: self.now,
+            has_names: false,
+        };
+        let body = ImportBody::Directory;
+        for end in ends_above(path).filter(|end| *end >= first) {
+            let path = &path[..end];
+            self.frames
+                .put(&ImportItem::Object { path, attr, body }, path.len());
+            self.made.insert(path, true);
+        }
     }
 
     fn attr<R: Read>(
@@ -251,7 +264,7 @@ impl Importer<'_> {
     }
 
     fn link(&mut self, path: Vec<u8>, target: &[u8]) -> std::io::Result<()> {
-        let first = normal(target).filter(|first| self.made.get(first) == Some(&false));
+        let first = normal(target).filter(|first| self.made.is_directory(first) == Some(false));
         let Some(first) = first else {
             self.report
                 .tell(&path, "a link to a member that did not come");
@@ -262,7 +275,7 @@ impl Importer<'_> {
             first: &first,
         };
         self.frames.put(&item, path.len() + first.len());
-        self.made.insert(path, false);
+        self.made.insert(&path, false);
         Ok(())
     }
 
@@ -306,16 +319,6 @@ fn device<R: Read>(member: &Entry<'_, R>) -> std::io::Result<u32> {
     let major = header.device_major()?.unwrap_or_default();
     let minor = header.device_minor()?.unwrap_or_default();
     Ok(minor & 0xff | major << 8 | (minor & !0xff) << 12)
-}
-
-/// Adds the paths of the objects in a frame to `paths`.
-pub fn paths_in(frame: &[u8], paths: &mut Vec<Vec<u8>>) {
-    let mut items = Items::of_frame(frame);
-    while let Ok(Some(item)) = items.next_item() {
-        if let ImportItem::Object { path, .. } | ImportItem::Link { path, .. } = item {
-            paths.push(path.to_vec());
-        }
-    }
 }
 
 #[cfg(test)]
@@ -366,5 +369,54 @@ mod tests {
         let mut damaged = gzip;
         damaged[at] = b'x';
         import(damaged).unwrap_err();
+    }
+
+    /// Bytes of frames that an archive with these members becomes, and the number of members that
+    /// were told; a path that ends with `/` is one of a directory.
+    fn frames_of(paths: &[&[u8]]) -> (usize, u64) {
+        let mut archive = tar::Builder::new(Vec::new());
+        for path in paths {
+            let mut header = tar::Header::new_ustar();
+            let is_directory = path.ends_with(b"/");
+            header.set_entry_type(match is_directory {
+                true => EntryType::Directory,
+                false => EntryType::Regular,
+            });
+            header.set_size(0);
+            header.set_mode(0o755);
+            header.set_uid(0);
+            header.set_gid(0);
+            header.set_mtime(0);
+            header.set_cksum();
+            archive.append_pax_extensions([("path", *path)]).unwrap();
+            archive.append(&header, std::io::empty()).unwrap();
+        }
+        let archive = std::io::Cursor::new(archive.into_inner().unwrap());
+        let report = Report::new(std::path::Path::new("x"));
+        let mut bytes = 0;
+        let mut deliver = |frame: Vec<u8>| {
+            bytes += frame.len();
+            Ok(())
+        };
+        read(Box::new(archive), false, &report, &mut deliver).unwrap();
+        (bytes, report.told())
+    }
+
+    #[test]
+    fn one_path_does_not_make_thousands_of_directories() {
+        let deep = |levels: usize| "a/".repeat(levels).into_bytes();
+        // Frames with all directories above this path have 64 MiB.
+        assert_eq!(frames_of(&[&deep(8192)]), (0, 1));
+        let (bytes, told) = frames_of(&[&deep(1000)]);
+        assert!(
+            told == 0 && (1_000_000..2_000_000).contains(&bytes),
+            "{bytes}"
+        );
+        // Directories with members of their own may be as deep as any.
+        let all: Vec<_> = (1..=2500).map(deep).collect();
+        let mut paths: Vec<&[u8]> = all.iter().map(|path| &path[..]).collect();
+        let file = [&deep(2500)[..], b"f"].concat();
+        paths.push(&file);
+        assert_eq!(frames_of(&paths).1, 0);
     }
 }

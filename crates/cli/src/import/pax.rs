@@ -17,6 +17,8 @@ const BLOCK: usize = 512;
 const RECORDS_BYTES_MAX: u64 = 80 << 20;
 /// Most bytes of a name that has a member of its own: the library reads it whole.
 const NAME_BYTES_MAX: u64 = 1 << 20;
+/// Most blocks of the map of a sparse member, of 21 parts each: the library keeps all parts.
+const MAP_BLOCKS_MAX: u32 = 1 << 16;
 const XATTR: &[u8] = b"SCHILY.xattr.";
 /// Places of the flags that a block of the map of a sparse member follows.
 const SPARSE_FOLLOWS: usize = 482;
@@ -72,8 +74,8 @@ struct Numbers {
 enum State {
     /// A header comes.
     Header,
-    /// A block of the map of a sparse member comes, and then so many bytes.
-    Map(u64),
+    /// A block of the map of a sparse member comes, behind so many others, and then so many bytes.
+    Map(u32, u64),
     /// So many bytes come.
     Bytes(u64),
     /// The library tells the fault, or the end.
@@ -154,7 +156,7 @@ impl<R: Read> Plain<R> {
         let has_map = kind == EntryType::GNUSparse && block[SPARSE_FOLLOWS] == 1;
         if let Some(padded) = bytes.checked_next_multiple_of(BLOCK as u64) {
             self.state = match has_map {
-                true => State::Map(padded),
+                true => State::Map(0, padded),
                 false => State::Bytes(padded),
             };
         }
@@ -213,11 +215,15 @@ impl<R: Read> Read for Plain<R> {
             }
             match self.state {
                 State::Header => self.header()?,
-                State::Map(then) => {
+                State::Map(MAP_BLOCKS_MAX, _) => {
+                    return Err(invalid("a sparse member has more than a million parts"));
+                }
+                State::Map(before, then) => {
                     let block = self.block()?;
-                    if block.get(SPARSE_FOLLOWS_MORE) != Some(&1) {
-                        self.state = State::Bytes(then);
-                    }
+                    self.state = match block.get(SPARSE_FOLLOWS_MORE) {
+                        Some(1) => State::Map(before + 1, then),
+                        _ => State::Bytes(then),
+                    };
                     self.hand_out(block);
                 }
                 State::Bytes(0) => self.state = State::Header,
@@ -476,6 +482,23 @@ mod tests {
         let mut entries = Archive::new(Plain::new(endless).0);
         let error = entries.entries().unwrap().next().unwrap().err().unwrap();
         assert_eq!(error.kind(), ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn the_map_of_a_sparse_member_is_not_read_without_bound() {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(EntryType::GNUSparse);
+        header.set_size(0);
+        header.as_gnu_mut().unwrap().isextended = [1];
+        header.set_cksum();
+        // Parts of no bytes, which the library keeps all the same.
+        let mut block = [b'0'; BLOCK];
+        block[SPARSE_FOLLOWS_MORE] = 1;
+        let map = block.repeat(MAP_BLOCKS_MAX as usize + 100);
+        let archive = header.as_bytes().chain(&map[..]);
+        let mut entries = Archive::new(Plain::new(archive).0);
+        let error = entries.entries().unwrap().next().unwrap().err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
     }
 
     #[test]

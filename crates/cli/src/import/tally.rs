@@ -58,12 +58,49 @@ impl Tally {
     pub fn take(&mut self, frame: &[u8]) -> Result<()> {
         let mut items = Items::of_frame(frame);
         while let Some(item) = items.next_item()? {
-            self.count(&item);
-            if let Some(digests) = &mut self.digests {
-                digests.take(&self.last, &item);
-            }
+            self.take_item(&item);
         }
         Ok(())
+    }
+
+    fn take_item(&mut self, item: &ImportItem<'_>) {
+        self.count(item);
+        if let Some(digests) = &mut self.digests {
+            digests.take(&self.last, item);
+        }
+    }
+
+    /// Takes the items of a frame of a tree that is read again, and hands the path of each object
+    /// with another digest in `source` to `tell` when the next object comes.
+    ///
+    /// # Errors
+    /// The frame is none.
+    pub fn compare(
+        &mut self,
+        frame: &[u8],
+        source: &Tally,
+        tell: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        let mut items = Items::of_frame(frame);
+        while let Some(item) = items.next_item()? {
+            if matches!(item, ImportItem::Object { .. } | ImportItem::Link { .. }) {
+                self.compare_last(source, tell);
+            }
+            self.take_item(&item);
+        }
+        Ok(())
+    }
+
+    /// Hands the path of the last object to `tell`, if it has another digest in `source`.
+    pub fn compare_last(&self, source: &Tally, tell: &mut dyn FnMut(&[u8])) {
+        let path = hash(&self.last);
+        let of = |tally: &Tally| {
+            let digests = tally.digests.as_ref();
+            digests.and_then(|digests| digests.of_paths.get(&path).copied())
+        };
+        if self.objects() > 0 && of(self) != of(source) {
+            tell(&self.last);
+        }
     }
 
     fn count(&mut self, item: &ImportItem<'_>) {
@@ -89,28 +126,15 @@ impl Tally {
         }
     }
 
-    /// Hashes of the paths that have another digest in `other`, or none.
-    pub fn differences(&self, other: &Tally) -> Vec<u64> {
+    /// The number of paths that have another digest in `other`, or none.
+    pub fn differences(&self, other: &Tally) -> usize {
         let (Some(ours), Some(theirs)) = (&self.digests, &other.digests) else {
-            return Vec::new();
+            return 0;
         };
-        let differing = |a: &Digests, b: &Digests| -> Vec<u64> {
-            let mut found = a.of_paths.iter();
-            let differs = |(path, digest): &(&u64, &u64)| b.of_paths.get(path) != Some(digest);
-            let mut paths = Vec::new();
-            paths.extend(found.by_ref().filter(differs).map(|(path, _)| *path));
-            paths
-        };
-        let mut paths = differing(ours, theirs);
-        paths.extend(differing(theirs, ours));
-        paths.sort_unstable();
-        paths.dedup();
-        paths
-    }
-
-    /// The hash of a path, as [`Tally::differences`] tells it.
-    pub fn hash_of(path: &[u8]) -> u64 {
-        hash(path)
+        let is_new = |path: &&u64| !ours.of_paths.contains_key(path);
+        let more = theirs.of_paths.keys().filter(is_new).count();
+        let differs = |(path, digest): &(&u64, &u64)| theirs.of_paths.get(path) != Some(digest);
+        more + ours.of_paths.iter().filter(differs).count()
     }
 }
 

@@ -66,6 +66,7 @@ pub fn walk(
                 order,
                 waiting: Vec::new(),
                 report,
+                path: Vec::new(),
             };
             // The caller is gone when a job cannot be handed over; it has the error.
             let _ = walker.run(top);
@@ -156,10 +157,12 @@ fn collect(
 /// The caller takes no more jobs.
 struct Cut;
 
-/// A directory whose entries are not all handed over.
+/// A directory whose entries are not all handed over. Its path is that of the walker as long as it
+/// is the innermost one.
 struct Level {
     dir: Arc<OwnedFd>,
-    path: Vec<u8>,
+    /// Length of the path of the directory around it.
+    above: usize,
     names: std::vec::IntoIter<(Vec<u8>, FileType)>,
 }
 
@@ -168,6 +171,8 @@ struct Walker<'a> {
     order: SyncSender<Receiver<Step>>,
     waiting: Vec<Seen>,
     report: &'a Report,
+    /// The path of the innermost directory.
+    path: Vec<u8>,
 }
 
 impl Walker<'_> {
@@ -176,10 +181,11 @@ impl Walker<'_> {
         levels.extend(self.enter(Arc::new(top), Vec::new())?);
         while let Some(level) = levels.last_mut() {
             let Some((name, kind)) = level.names.next() else {
+                self.path.truncate(level.above);
                 levels.pop();
                 continue;
             };
-            let mut path = level.path.clone();
+            let mut path = self.path.clone();
             if !path.is_empty() {
                 path.push(b'/');
             }
@@ -213,11 +219,14 @@ impl Walker<'_> {
             path: path.clone(),
         })?;
         match names_in(&dir) {
-            Ok(names) => Ok(Some(Level {
-                dir,
-                path,
-                names: names.into_iter(),
-            })),
+            Ok(names) => {
+                let above = std::mem::replace(&mut self.path, path).len();
+                Ok(Some(Level {
+                    dir,
+                    above,
+                    names: names.into_iter(),
+                }))
+            }
             Err(error) => {
                 self.report.tell_error(&path, error);
                 Ok(None)
