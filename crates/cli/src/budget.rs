@@ -15,6 +15,7 @@ const PROCESSORS_PER_ARENA: usize = 4;
 pub fn limit_heap() {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     ramet_sys::limit_heap_arenas(processors.div_ceil(PROCESSORS_PER_ARENA));
+    ramet_sys::keep_small_pieces();
 }
 
 /// The budget of this process: `limit`, or the share of the machine and the control group.

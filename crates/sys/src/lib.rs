@@ -35,7 +35,7 @@ pub use core_signals::end_without_core;
 pub use covered::{Cover, NotStarted, Place, Step, spawn_covered};
 pub use descriptors::keep_descriptors_from_programs;
 pub use fuse_ring::{FuseRing, RingRequest, Waited};
-pub use heap::{limit_heap_arenas, release_free_memory};
+pub use heap::{keep_small_pieces, limit_heap_arenas, release_free_memory};
 pub use loop_device::{LoopStatus, loop_status};
 pub use mapping::write_mapped;
 pub use range_lock::{RangeLock, lock_range, may_lock_range};

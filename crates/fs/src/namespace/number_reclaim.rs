@@ -240,11 +240,9 @@ impl Numbers {
             dir.blocks.lock().swept_again_at = next.first().0 + entries;
             named = found;
         }
-        let mut given = self.given.lock();
-        let mut freed = Vec::new();
+        let mut unused = Vec::new();
         let mut scan = snapshot.scan(&lo, Some(&hi));
         let mut swept = None;
-        let mut batch = Batch::new();
         let mut looked_at = 0;
         while looked_at < looks && scan.advance()? {
             let NumberKey::Block(_, run) = decode(scan.key()) else {
@@ -263,27 +261,15 @@ impl Numbers {
             let is_used = !idle.contains(&base)
                 || has_other_pins(snapshot, (run, base), None)?
                 || self.is_in_memory(run, base);
-            let is_its = || -> Result<bool> {
-                let block = stored_block(&self.tree, identity, run)?;
-                Ok(block.is_some_and(|block| block.base == base))
-            };
-            if !is_used && is_its()? {
-                batch.delete(NumberKey::Block(identity, run).encode());
-                free_block(&mut batch, run, base);
-                freed.push(run.class());
-                dir.blocks.lock().remove(run);
-            } else {
+            match is_used {
                 // The numbers may be free by the next look.
-                dir.note_loss();
+                true => dir.note_loss(),
+                false => unused.push((run, base)),
             }
         }
         // Behind the last one the next sweep begins at the first run.
         dir.blocks.lock().swept = swept.filter(|_| looked_at == looks);
-        if !batch.is_empty() {
-            self.tree.apply(batch)?;
-        }
-        freed.into_iter().for_each(|class| given.note_free(class));
-        Ok(())
+        free_unused(self, dir, &unused)
     }
 
     /// First numbers of the first `count` blocks with these keys, of those of which no inode in
@@ -359,6 +345,33 @@ fn read_gone_beside(tree: &Tree, given: &mut Given, known: &HashSet<NumberKey>) 
                 return Ok(());
             }
         }
+    }
+    Ok(())
+}
+
+/// Frees blocks of a directory whose runs have no name any more, and whose numbers nobody has. No slot
+/// of these runs is taken again. Another thread may have freed some of the blocks, and other
+/// directories may have got these.
+fn free_unused(numbers: &Numbers, dir: &Inode, unused: &[(Run, u64)]) -> Result<()> {
+    if unused.is_empty() {
+        return Ok(());
+    }
+    let identity = dir.identity();
+    let mut given = numbers.given.lock();
+    let mut batch = Batch::new();
+    for (run, base) in unused {
+        let block = stored_block(&numbers.tree, identity, *run)?;
+        if block.is_some_and(|block| block.base == *base) {
+            batch.delete(NumberKey::Block(identity, *run).encode());
+            free_block(&mut batch, *run, *base);
+        }
+    }
+    if !batch.is_empty() {
+        numbers.tree.apply(batch)?;
+    }
+    for (run, _) in unused {
+        dir.blocks.lock().remove(*run);
+        given.note_free(run.class());
     }
     Ok(())
 }
