@@ -982,3 +982,76 @@ fn a_stream_ends_although_its_reader_renames_or_adds_names() {
         );
     }
 }
+
+#[test]
+fn the_number_of_a_moved_file_stays_its_own_while_a_tree_is_reclaimed() {
+    let (_, volume) = volume();
+    let dir = |parent, name: &str| make(&volume, parent, name, Kind::Directory).ino;
+    let file = |parent, name: &str| make(&volume, parent, name, Kind::Regular).ino;
+    let q = dir(ROOT_INO, "q");
+    // A tree with files that were moved within it.
+    let tree = dir(ROOT_INO, "t");
+    // The directories inside have numbers that no file of another directory gets.
+    for number in 0..8 {
+        volume.forget(file(tree, &format!("f{number}")), 1);
+    }
+    let (from, to) = (dir(tree, "o"), dir(tree, "d"));
+    for number in 0..64 {
+        let name = format!("f{number}");
+        let moved = file(from, &name);
+        rename(&volume, (from, &name), (to, &name));
+        volume.forget(moved, 1);
+    }
+    // These take the free blocks, so the next directory gets one of the tree.
+    for number in 0..80 {
+        file(dir(ROOT_INO, &format!("taker{number}")), "f");
+    }
+    for dir in [from, to, tree] {
+        volume.forget(dir, 1);
+    }
+    remove(&volume, ROOT_INO, "t");
+    for number in 0..60 {
+        let from = dir(ROOT_INO, &format!("p{number}"));
+        for number in 0..8 {
+            file(from, &format!("g{number}"));
+        }
+        // A few steps of the reclaim come with each move.
+        rename(&volume, (from, "g7"), (q, &format!("g{number}")));
+        check(&volume);
+    }
+}
+
+#[test]
+fn a_directory_that_goes_on_a_full_volume_does_not_share_its_identity_after_a_crash() {
+    let (device, volume) = volume_of(16 << 20);
+    let source = make(&volume, ROOT_INO, "s", Kind::Directory).ino;
+    make(&volume, source, "d", Kind::Directory);
+    for name in ["c", "e"] {
+        clone(&volume, source, ROOT_INO, name);
+    }
+    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+    let mut bytes = vec![0; 64 << 10];
+    let mut rng = StdRng::seed_from_u64(1);
+    for len in [64 << 10, 4096] {
+        let mut offset = 1 << 30;
+        loop {
+            rng.fill(&mut bytes[..]);
+            match volume.files().write(file, offset, &bytes[..len], None) {
+                Ok(_) => offset += len as u64,
+                Err(Error::Tree(ramet_betree::Error::NoSpace)) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    volume.close().unwrap();
+    drop(volume);
+    let shown = |clone: &str| {
+        let volume = open(&device);
+        let dir = look(&volume, ROOT_INO, clone).ino;
+        let found = look(&volume, dir, "d");
+        volume.sync_all().unwrap();
+        volume.shut_down();
+        (found.ino, found.generation)
+    };
+    assert_ne!(shown("c"), shown("e"));
+}

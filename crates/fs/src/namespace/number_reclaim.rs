@@ -145,7 +145,8 @@ impl Numbers {
                 looked_at += 1;
                 let numbers = (ino, Ino(ino.0 + 1));
                 kill(&snapshot, &given.unstored, &mut new, numbers, &[])?;
-                drop_pin(&mut batch, dir, ino);
+                // The number stays pinned until its own step: nobody else gets it before.
+                batch.delete(NumberKey::PinOf(dir, ino).encode());
                 new.push(NumberKey::Unpinned(ino));
             }
         }

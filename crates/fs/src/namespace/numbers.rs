@@ -327,7 +327,9 @@ impl Numbers {
                 return Ok(given.keep_in_memory(owner, None));
             }
         }
-        let generation = match given.generation(&self.tree, false) {
+        // The removal of a directory may store its identity, also on a full volume: after a crash
+        // that one is not given again.
+        let generation = match given.generation(&self.tree, true) {
             Err(error) if given.is_refused(&error) => {
                 return Ok(given.keep_in_memory(owner, None));
             }

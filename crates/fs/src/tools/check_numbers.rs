@@ -239,12 +239,17 @@ impl Scan {
             let is_lost = there.contains(home)
                 && !tables.unpinned.contains(ino)
                 && pins.get(ino) != Some(&(*home, *slot));
-            if is_lost || !tables.pins_of.contains(&(*home, *ino)) {
+            // The pins of a directory that is gone are left until each number is unpinned.
+            let leads_back = tables.pins_of.contains(&(*home, *ino));
+            if is_lost || !leads_back && !tables.unpinned.contains(ino) {
                 findings.add(
                     "F15",
                     format!("number {} is not at {home:?} {}", ino.0, slot.0),
                 );
             }
+        }
+        for ino in tables.unpinned.iter().filter(|ino| pins.contains_key(ino)) {
+            findings.add("F15", format!("number {} is pinned, and goes", ino.0));
         }
         for (home, ino) in &tables.pins_of {
             if tables.pinned.get(ino).is_none_or(|place| place.0 != *home) {
