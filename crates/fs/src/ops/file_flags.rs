@@ -78,8 +78,13 @@ impl Attributes {
         self.namespace
             .tree
             .admit(RECORDS_BYTES + depth * COUNT_BYTES)?;
-        // The table of protected inodes goes by numbers.
-        self.namespace.numbers.store_all()?;
+        // The table of protected inodes goes by numbers. Those of a protected inode are stored.
+        if flags.protection().is_any() {
+            self.namespace.numbers.store_all()?;
+        }
+        // An operation that removes a tree holds the links for writing, from the moment at which it
+        // looks for protected inodes.
+        let _links = self.namespace.links.read();
         let mut tx = Transaction::new(lock_states(&[&inode]));
         let before = self.namespace.protections.of(&inode, tx.get(&inode))?;
         let topology = self.namespace.topology.read();
@@ -145,5 +150,44 @@ impl Protections {
             return Err(Error::NotPermitted);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use ramet_block::{Device, MemDevice};
+
+    use super::*;
+    use crate::format::ino::ROOT_INO;
+    use crate::{FormatOptions, NewInode, OpenOptions, Volume};
+
+    #[test]
+    fn no_inode_becomes_protected_while_a_tree_is_removed() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).expect("formats");
+        let volume = Volume::open(device, OpenOptions::default()).expect("opens");
+        let new = NewInode::new(Kind::Regular, 0o644);
+        let file = volume.names().create(ROOT_INO, b"f", &new);
+        let file = file.expect("creates").ino;
+        let flags = FileFlags {
+            immutable: true,
+            ..FileFlags::default()
+        };
+        let removing = volume.attributes().namespace.links.write();
+        let (sender, done) = channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let set = volume.attributes().set_flags(file, flags);
+                sender.send(set).expect("the test waits");
+            });
+            let early = done.recv_timeout(Duration::from_millis(200));
+            drop(removing);
+            assert!(early.is_err());
+            assert!(done.recv().expect("it ends").is_ok());
+        });
     }
 }
