@@ -144,10 +144,15 @@ impl Names {
             .store(true, std::sync::atomic::Ordering::SeqCst);
         self.namespace.table.adopt(&inode, None);
         self.namespace.table.note(dir.ino, name, identity.ino);
+        // Another operation may remove the name as soon as the names are unlocked. The object stays
+        // for the caller then.
+        self.namespace.table.remember(&inode);
         drop((topology, names));
         self.namespace.took_slot(dir, slot);
-        shown.make_durable()?;
-        self.namespace.table.remember(&inode);
+        if let Err(error) = shown.make_durable() {
+            self.namespace.table.forget_noting(identity.ino, 1, || {});
+            return Err(error);
+        }
         Ok(attr)
     }
 }

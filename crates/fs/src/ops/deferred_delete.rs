@@ -41,8 +41,8 @@ pub(crate) const IN_PLACE_BYTES_MAX: u64 = 1 << 20;
 /// Steps of the reclaim of numbers that go with a removal, and with a sync.
 const STEPS: usize = 2;
 const STEPS_OF_SYNC: usize = 64;
-/// Orphans have smaller numbers than this one, also those that cannot be read: each mount counts
-/// from one, or from the last one that it found.
+/// Orphans that cannot be read have smaller numbers than this one: each mount counts from one, from
+/// the last one that it found, or from here on.
 const UNREADABLE_END: Orphan = Orphan(1 << 62);
 /// After this many failures the other deletes wait: the volume may be out of order.
 const FAILURES_MAX: usize = 8;
@@ -75,8 +75,10 @@ impl DeferredDeletes {
     pub(crate) fn erase_orphans(&self) -> Result<()> {
         match self.erase_orphans_before(None) {
             Err(Error::Tree(ramet_betree::Error::NoSpace)) => {
-                let end = match self.end_of_orphans() {
-                    Err(Error::Tree(error)) if error.is_of_a_read() => UNREADABLE_END,
+                let end = match self.end_of_orphans(Orphan(0)) {
+                    Err(Error::Tree(error)) if error.is_of_a_read() => {
+                        self.end_of_orphans(UNREADABLE_END)?
+                    }
                     end => end?,
                 };
                 self.namespace.numbers.begin_orphans_at(end);
@@ -108,15 +110,13 @@ impl DeferredDeletes {
         Ok(())
     }
 
-    /// The number behind those of all orphans.
-    fn end_of_orphans(&self) -> Result<Orphan> {
-        let mut end = Orphan(0);
+    /// The number behind those of all orphans, `from` at least.
+    fn end_of_orphans(&self, from: Orphan) -> Result<Orphan> {
+        let mut end = from;
         for index in [keys::META, keys::DATA] {
             let all = successor_of_prefix(&keys::orphans(index));
-            let mut scan = self
-                .namespace
-                .tree
-                .scan(&keys::orphans(index), all.as_deref());
+            let first = keys::range(index, &keys::orphan(end));
+            let mut scan = self.namespace.tree.scan(&first, all.as_deref());
             while scan.advance()? {
                 let found = keys::orphan_of(scan.key()).ok_or_else(|| Error::Corrupt {
                     what: "orphan",

@@ -161,6 +161,8 @@ impl Joins {
     fn join_root(&self, root: &Arc<Inode>) -> Result<()> {
         let part_bytes = PART_BYTES.min(self.namespace.tree.batch_bytes_max() / 2);
         self.namespace.tree.admit(part_bytes)?;
+        // Few are left to be stored with the links held.
+        self.numbers.store_all()?;
         let _links = loop {
             self.settling.settle_root(root)?;
             let links = self.namespace.links.write();
