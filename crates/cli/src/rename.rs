@@ -14,6 +14,7 @@ use crate::copy;
 use crate::failure::{Failure, Outcome};
 use crate::output::complain;
 use crate::resolve::{self, Entry};
+use crate::settled::state;
 
 /// An entry that is there, and its open directory.
 struct Found<'a> {
@@ -96,9 +97,16 @@ fn move_one(src: &Path, target: &Target, is_replacing: bool) -> Outcome {
     remove_source(&source)
 }
 
-/// Removes a source that was copied from another file system.
+/// Removes a source that was copied from another file system. A source that is not as it was before
+/// the copy stays: the copy may lack the changes.
 fn remove_source(source: &Found<'_>) -> Outcome {
     let entry = entry_of(&source.seen);
+    let now = source.root.look_at(&entry.name);
+    let now = now.map_err(|e| Failure::system(source.path, e))?;
+    if !source.seen.is(&now) || state(&now) != state(&source.seen.stat) {
+        let why = "changed or replaced while it was copied: it stays beside its copy";
+        return Err(Failure::at(source.path, why));
+    }
     let dir = format!("/proc/self/fd/{}", source.root.0.as_raw_fd());
     let path = Path::new(&dir).join(&entry.name);
     let removed = if source.seen.is_dir() {
@@ -107,4 +115,82 @@ fn remove_source(source: &Found<'_>) -> Outcome {
         std::fs::remove_file(path)
     };
     removed.map_err(|e| Failure::system(source.path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::io::Write;
+    use std::path::PathBuf;
+
+    #[test]
+    fn source_that_changes_while_it_is_copied_stays() {
+        type Change = fn(&Path, PathBuf);
+        let changes: [(&str, Change); 4] = [
+            ("appended", |path, _| {
+                let mut file = fs::File::options().append(true).open(path).unwrap();
+                file.write_all(b" and more").unwrap();
+            }),
+            ("written in place", |path, _| {
+                fs::write(path, "gone").unwrap();
+                let old = std::time::SystemTime::UNIX_EPOCH;
+                let file = fs::File::options().write(true).open(path).unwrap();
+                file.set_modified(old).unwrap();
+            }),
+            ("replaced", |path, other| {
+                fs::write(&other, "kept").unwrap();
+                fs::rename(other, path).unwrap();
+            }),
+            ("replaced by a tree", |path, other| {
+                fs::create_dir(&other).unwrap();
+                fs::write(other.join("kept"), "").unwrap();
+                fs::remove_file(path).unwrap();
+                fs::rename(other, path).unwrap();
+            }),
+        ];
+        let top = tempfile::tempdir().unwrap();
+        for (name, change) in changes {
+            let path = top.path().join(name);
+            fs::write(&path, "kept").unwrap();
+            let found = Found::at(&path).unwrap();
+            change(&path, top.path().join("other"));
+            let refused = remove_source(&found);
+            let refused = refused.expect_err(name).to_string();
+            assert!(refused.contains("while it was copied"), "{refused}");
+            assert!(path.exists(), "{name}");
+        }
+    }
+
+    #[test]
+    fn tree_that_is_replaced_while_it_is_copied_stays() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        for dir in ["tree", "other", "grown"] {
+            fs::create_dir(at(dir)).unwrap();
+            fs::write(at(dir).join("file"), "").unwrap();
+        }
+        let (tree, grown) = (at("tree"), at("grown"));
+        let (tree, grown) = (Found::at(&tree).unwrap(), Found::at(&grown).unwrap());
+        fs::rename(at("tree"), at("moved")).unwrap();
+        fs::rename(at("other"), at("tree")).unwrap();
+        fs::write(at("grown/new"), "").unwrap();
+        for found in [&tree, &grown] {
+            assert!(remove_source(found).is_err(), "{}", found.path.display());
+        }
+        assert!(at("tree/file").exists() && at("grown/new").exists());
+    }
+
+    #[test]
+    fn source_that_stays_the_same_is_removed() {
+        let top = tempfile::tempdir().unwrap();
+        let (file, tree) = (top.path().join("file"), top.path().join("tree"));
+        fs::write(&file, "").unwrap();
+        fs::create_dir(&tree).unwrap();
+        fs::write(tree.join("file"), "").unwrap();
+        for path in [&file, &tree] {
+            remove_source(&Found::at(path).unwrap()).unwrap();
+            assert!(!path.exists());
+        }
+    }
 }
