@@ -28,7 +28,14 @@ impl<'a> Found<'a> {
         let seen = Seen::at(path)?;
         let seen = match seen.entry {
             // A slash, which ends the path of a directory, is left out.
-            None => Seen::of_entry(resolve::entry(path)?, path)?,
+            None => {
+                let named = Seen::of_entry(resolve::entry(path)?, path)?;
+                if !named.is(&seen.stat) {
+                    // The name is that of a link to the directory.
+                    return Err(Failure::system(path, Errno::NOTDIR));
+                }
+                named
+            }
             Some(_) => seen,
         };
         let dir = resolve::readable(&entry_of(&seen).dir);
@@ -179,6 +186,21 @@ mod tests {
             assert!(remove_source(found).is_err(), "{}", found.path.display());
         }
         assert!(at("tree/file").exists() && at("grown/new").exists());
+    }
+
+    #[test]
+    fn slash_behind_a_link_to_a_directory_is_refused() {
+        let top = tempfile::tempdir().unwrap();
+        let at = |name: &str| top.path().join(name);
+        fs::create_dir(at("dir")).unwrap();
+        std::os::unix::fs::symlink("dir", at("link")).unwrap();
+        for path in ["link/", "link//"] {
+            let refused = Found::at(&at(path)).err().expect(path).to_string();
+            assert!(refused.contains("not a directory"), "{refused}");
+        }
+        assert!(Found::at(&at("dir/")).unwrap().seen.is_dir());
+        let link = at("link");
+        assert!(!Found::at(&link).unwrap().seen.is_dir());
     }
 
     #[test]
