@@ -11,9 +11,9 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
-use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::args::{self, Transfer};
+use crate::beneath::hidden_name;
 use crate::control::{
     self, Root, Seen, Target, ends_with_slash, is_dir, is_same, kind_refusal, mounted,
 };
@@ -135,13 +135,6 @@ fn bring_file<'a>((src, source): (&Path, &Seen), target: &'a Target) -> Outcome<
 fn path_in(dir: &OwnedFd, name: &OsStr) -> PathBuf {
     let dir = format!("/proc/{}/fd/{}", std::process::id(), dir.as_raw_fd());
     Path::new(&dir).join(name)
-}
-
-/// A hidden name that no other user can foresee.
-fn hidden_name() -> rustix::io::Result<OsString> {
-    let mut bytes = [0; 16];
-    getrandom(&mut bytes, GetRandomFlags::empty())?;
-    Ok(format!(".ramet-{:032x}", u128::from_le_bytes(bytes)).into())
 }
 
 /// A hidden name, under which a copy is made. It goes with the value.
