@@ -1,7 +1,8 @@
 //! The process that serves a mounted volume.
 
 use std::fmt::Display;
-use std::io::{ErrorKind, Write};
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -27,6 +28,9 @@ use crate::{host, inherited, output, owner, policy, pressure};
 pub const READY: &str = "ready";
 /// The beginning of a line before that for the user.
 pub const NOTE: &str = "note: ";
+const NULL: &str = "/dev/null";
+/// Descriptors that are kept for the end of a mount whose beginning lacks others.
+const SPARE: usize = 6;
 
 /// A volume, its mount point, and the options of the mount.
 pub struct Plan {
@@ -85,16 +89,21 @@ pub fn serve(plan: Plan, report: bool) -> Outcome<u8> {
             return Ok(status::FAILED);
         }
     };
-    if told.is_err() {
+    let ready = match told {
+        Ok(()) => silence_stdout(),
         // The starter was interrupted and is gone, so no process would unmount the volume.
-        serving
+        Err(_) => serving
             .unmounter
             .unmount()
-            .map_err(|e| refusal(&plan.dir, e))?;
-    }
-    silence_stdout()?;
+            .map_err(|e| refusal(&plan.dir, e))
+            .and_then(|()| silence_stdout()),
+    };
+    let ended = match ready {
+        Ok(()) => serving.until_unmounted(),
+        Err(failure) => Err(serving.give_up(failure)),
+    };
     // The starter has gone, so a failure goes to the log.
-    Ok(match serving.until_unmounted() {
+    Ok(match ended {
         Ok(()) => 0,
         Err(failure) => {
             error!("{failure}");
@@ -112,8 +121,8 @@ struct Serving {
     /// A note for the user about the transport.
     rings: Option<String>,
     /// The process that ends the mounts when this one is killed. It hears of the end when this is
-    /// dropped.
-    _watcher: Arc<Watcher>,
+    /// dropped. `None` before it is started.
+    watcher: Option<Arc<Watcher>>,
 }
 
 fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
@@ -155,35 +164,38 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
         owner::take(&plan.volume, Arc::new(device), Contents::Volume, note)?
     };
     let volume = open_volume(&plan.volume, device, options, note)?;
-    // The handlers come before the mount: a signal right after it must find a clean way out.
-    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
-        .map_err(|e| Failure::new(format!("cannot handle signals: {}", reason(&e))))?;
-    let (mounted, rings) = match mount_telling(&volume, plan) {
-        Ok(mounted) => mounted,
-        Err(e) => {
-            let refused = refusal(&plan.dir, e);
-            return match volume.close() {
-                Ok(()) => Err(refused),
-                Err(e) => Err(Failure::at(&plan.volume, format!("{refused}; then: {e}"))),
-            };
-        }
+    let close_for = |failure: Failure| match volume.close() {
+        Ok(()) => failure,
+        Err(e) => Failure::at(&plan.volume, format!("{failure}; then: {e}")),
     };
+    let (signals, spare) = before_the_mount().map_err(close_for)?;
+    let mounted = mount_telling(&volume, plan);
+    let (mounted, rings) = mounted.map_err(|e| close_for(refusal(&plan.dir, e)))?;
     pressure::watch(&volume);
-    let write_backs = Arc::new(WriteBacks::of(&plan.dir, mounted.own_processes()));
-    follow_policy(&volume, plan, &write_backs)?;
-    let unmounter = mounted.unmounter();
-    let parts = (unmounter.clone(), volume.clone());
-    spawn_signal_thread(signals, parts, write_backs)?;
-    let watcher = watch(plan, &mounted)?;
-    info!(volume = %plan.volume.display(), dir = %plan.dir.display(), "mounted");
-    Ok(Serving {
+    let mut serving = Serving {
+        unmounter: mounted.unmounter(),
         volume,
         mounted,
-        unmounter,
         name: plan.volume.clone(),
         rings,
-        _watcher: watcher,
-    })
+        watcher: None,
+    };
+    if let Err(failure) = serving.begin(plan, signals) {
+        drop(spare);
+        return Err(serving.give_up(failure));
+    }
+    info!(volume = %plan.volume.display(), dir = %plan.dir.display(), "mounted");
+    Ok(serving)
+}
+
+/// The handlers of signals, since a signal right after the mount must find a clean way out, and
+/// descriptors for an unmount.
+fn before_the_mount() -> Outcome<(Signals, Vec<File>)> {
+    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
+        .map_err(|e| Failure::new(format!("cannot handle signals: {}", reason(&e))))?;
+    let null = Path::new(NULL);
+    let spare: io::Result<Vec<File>> = (0..SPARE).map(|_| File::open(null)).collect();
+    Ok((signals, spare.map_err(|e| Failure::system(null, e))?))
 }
 
 /// Starts the thread that makes snapshots by the policy of the volume.
@@ -286,11 +298,31 @@ fn mount_telling(
 }
 
 impl Serving {
+    /// Starts the threads beside those that serve, and the watcher.
+    fn begin(&mut self, plan: &Plan, signals: Signals) -> Outcome {
+        let write_backs = Arc::new(WriteBacks::of(&plan.dir, self.mounted.own_processes()));
+        let parts = (self.unmounter.clone(), Arc::clone(&self.volume));
+        spawn_signal_thread(signals, parts, Arc::clone(&write_backs))?;
+        follow_policy(&self.volume, plan, &write_backs)?;
+        self.watcher = Some(watch(plan, &self.mounted)?);
+        Ok(())
+    }
+
     /// Notes for the user about the mount.
     fn notes(&self) -> Vec<String> {
         let mut notes = inherited::threats();
         notes.extend(self.rings.clone());
         notes
+    }
+
+    /// Ends a mount that the kernel has, for `failure`, and closes the volume. A program that uses
+    /// the mount is served until it lets go. Answers the failure.
+    fn give_up(self, failure: Failure) -> Failure {
+        self.unmounter.detach();
+        match self.until_unmounted() {
+            Ok(()) => failure,
+            Err(then) => Failure::new(format!("{failure}; then: {then}")),
+        }
     }
 
     fn until_unmounted(self) -> Outcome {
@@ -301,6 +333,7 @@ impl Serving {
         if let Err(e) = &closed {
             error!("the volume could not be closed: {e}");
         }
+        drop(self.watcher);
         info!(volume = %self.name.display(), "unmounted");
         served.map_err(|e| Failure::at(&self.name, e))?;
         closed.map_err(|e| Failure::at(&self.name, e))
@@ -338,7 +371,7 @@ fn spawn_signal_thread(
 
 /// Closes the daemon's copy of the pipe or terminal of its starter.
 fn silence_stdout() -> Outcome {
-    let path = Path::new("/dev/null");
+    let path = Path::new(NULL);
     let null = std::fs::OpenOptions::new()
         .write(true)
         .open(path)

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -11,7 +12,9 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ramet_e2e::{Bed, Mount, children_of, kill_and_wait, ramet_bin, run};
+use ramet_block::superblock::read_superblock;
+use ramet_block::{Access, FileDevice};
+use ramet_e2e::{Bed, Mount, children_of, is_mount_point, kill_and_wait, ramet_bin, run, until};
 
 /// How long a command may take, which is done in a moment.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -72,6 +75,70 @@ fn a_daemon_keeps_no_lock_and_no_pipe_of_its_starter() {
     assert_eq!(cwd.expect("the daemon runs"), Path::new("/"));
     assert_eq!(proc(&mount, "oom_score_adj").trim(), "0");
     mount.umount();
+    bed.fsck();
+}
+
+/// Whether the volume was closed in order; `None` while a daemon has it.
+fn is_closed_in_order(bed: &Bed) -> Option<bool> {
+    let device = FileDevice::open(bed.volume(), Access::ReadOnly).ok()?;
+    Some(read_superblock(&device).expect("it is a volume").clean)
+}
+
+/// A daemon of the volume with `limit` descriptors, whose starter is the test.
+fn daemon(bed: &Bed, limit: u32, stdout: impl Into<Stdio>) -> Command {
+    let mut command = Command::new("prlimit");
+    command.arg(format!("--nofile={limit}")).arg(ramet_bin());
+    command.args(["mount", "--foreground", "--daemon", "-o", "no_io_uring"]);
+    command.arg(bed.volume()).arg(bed.mount_point());
+    command.stdout(stdout).stderr(Stdio::null());
+    command
+}
+
+#[test]
+fn a_mount_that_is_used_when_its_starter_goes_ends_with_its_user_and_loses_nothing() {
+    let bed = Bed::new("64M");
+    let (told, mut teller) = std::io::pipe().expect("there are pipes");
+    // A full pipe holds the daemon up just when the mount is usable.
+    teller.write_all(&[b'x'; 65536]).expect("it has room");
+    let mut daemon = daemon(&bed, 1024, teller).spawn().expect("it runs");
+    until("the mount stands", || is_mount_point(&bed.mount_point()));
+    let mut used = fs::File::create_new(bed.mount_point().join("used")).expect("it is served");
+    used.write_all(b"before ").expect("it is served");
+    drop(told);
+    until("the mount is gone", || !is_mount_point(&bed.mount_point()));
+    used.write_all(b"after").expect("it is served");
+    assert!(daemon.try_wait().expect("it is a child").is_none());
+    drop(used);
+    daemon.wait().expect("it is a child");
+    assert_eq!(is_closed_in_order(&bed), Some(true));
+    let mount = bed.mount(&[]);
+    let kept = fs::read(mount.root().join("used")).expect("it is there");
+    assert_eq!(kept, b"before after");
+    mount.umount();
+    bed.fsck();
+}
+
+#[test]
+fn a_mount_that_lacks_a_descriptor_closes_the_volume() {
+    let bed = Bed::new("64M");
+    let mut refused = 0;
+    for limit in 8..100 {
+        let mut daemon = daemon(&bed, limit, Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let mut told = BufReader::new(daemon.stdout.take().expect("it is a pipe")).lines();
+        let told = told.find(|line| !line.as_ref().is_ok_and(|line| line.starts_with("note: ")));
+        if told.is_some_and(|line| line.is_ok_and(|line| line == "ready")) {
+            bed.mounted().umount();
+            daemon.wait().expect("it is a child");
+            break;
+        }
+        daemon.wait().expect("it is a child");
+        assert!(!is_mount_point(&bed.mount_point()));
+        assert_eq!(is_closed_in_order(&bed), Some(true), "{limit} descriptors");
+        refused += 1;
+    }
+    assert!((1..92).contains(&refused), "{refused}");
     bed.fsck();
 }
 

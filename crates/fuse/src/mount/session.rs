@@ -158,8 +158,9 @@ impl Unmounter {
         }
     }
 
-    /// Unmounts lazily, if the mount is still there.
-    pub(super) fn detach(&self) {
+    /// Unmounts lazily, if the mount is still there: no path leads to it any more, and
+    /// [`Mounted::wait`] returns when no program uses it.
+    pub fn detach(&self) {
         if self.is_mounted()
             && let Err(error) = self.unmount_with(rustix::mount::UnmountFlags::DETACH, &["-z"])
         {
