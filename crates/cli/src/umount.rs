@@ -1,11 +1,13 @@
 //! `ramet umount`: returns once everything is durable and the daemon has ended.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
+use ramet_block::{Access, FileDevice, OpenError};
 use ramet_fs::SHUT_DOWN;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -55,10 +57,7 @@ pub fn run(args: &Umount) -> Outcome {
         }
         Err(e) => return Err(Failure::system(&dir, e)),
     };
-    let pid = i32::try_from(state.pid).ok().and_then(Pid::from_raw);
-    // The descriptor is opened while the daemon is certainly alive: its number could belong to
-    // another process later.
-    let daemon = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
+    let daemon = Daemon::of(state.pid, &mount.volume);
     refuse_if_it_stays(&dir)?;
     if let (Some(live), Some(number)) = (&state.live_mount, state.snapshot_mount) {
         drop(root);
@@ -68,19 +67,14 @@ pub fn run(args: &Umount) -> Outcome {
     if state.poisoned.as_deref() == Some(SHUT_DOWN) {
         drop(root);
         unmount(&mount, &state)?;
-        let Some(daemon) = daemon else { return Ok(()) };
-        let ended = waiting(&dir, || wait_for_end(&daemon));
-        return ended.map_err(|e| Failure::system(&dir, e));
+        return daemon.wait_for_end(&mount);
     }
     let mut last = root.sync_at_last();
     // After a failure that ended writing, only the counters tell the reason.
     let cause = last.daemon.and_then(|_| root.daemon().ok()?.poisoned);
     drop(root);
     unmount(&mount, &state)?;
-    if let Some(daemon) = daemon {
-        let ended = waiting(&dir, || wait_for_end(&daemon));
-        ended.map_err(|e| Failure::system(&dir, e))?;
-    }
+    daemon.wait_for_end(&mount)?;
     // A sync may fail in passing, and the last one of the daemon succeed.
     if daemon::closed_cleanly(&mount.volume) == Some(true) {
         last.daemon = None;
@@ -91,11 +85,98 @@ pub fn run(args: &Umount) -> Outcome {
     closed(&mount)
 }
 
-/// Unmounts a mount whose daemon has ended.
+/// The daemon of a mount, as far as this process can wait for its end.
+enum Daemon {
+    Process(OwnedFd),
+    /// A process of another PID namespace, which holds the lock of the volume.
+    Holder,
+    /// No process that this one sees, and the volume is not at its path, or its lock is shared.
+    Unseen,
+}
+
+impl Daemon {
+    /// The daemon that gives its process number as `pid`, which is one of its own PID namespace. The
+    /// daemon is certainly alive: the number could belong to another process later.
+    fn of(pid: u32, volume: &Path) -> Daemon {
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let open = |pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok();
+        let process = number.and_then(open);
+        match (process, FileDevice::open(volume, Access::ReadOnly)) {
+            (Some(daemon), Err(OpenError::Busy { process, .. })) if process == Some(pid) => {
+                Daemon::Process(daemon)
+            }
+            (_, Err(OpenError::Busy { .. })) => Daemon::Holder,
+            // A mount for reading, or one whose volume was moved or removed.
+            (Some(daemon), _) if is_named_as_daemon(pid) => Daemon::Process(daemon),
+            _ => Daemon::Unseen,
+        }
+    }
+
+    /// Waits for the end of the daemon of `mount`, which is unmounted.
+    fn wait_for_end(&self, mount: &RametMount) -> Outcome {
+        let dir = &mount.dir;
+        match self {
+            Daemon::Process(daemon) => {
+                let ended = waiting(dir, || wait_for_end(daemon));
+                ended.map_err(|e| Failure::system(dir, e))
+            }
+            Daemon::Holder => waiting(dir, || wait_until_released(&mount.volume)),
+            Daemon::Unseen => {
+                tell_unseen(dir);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Whether the process with this number has the name of a daemon.
+fn is_named_as_daemon(pid: u32) -> bool {
+    std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with(b"ramet"))
+}
+
+/// Tells the user that this command cannot wait for the daemon of the mount that was at `dir`.
+fn tell_unseen(dir: &Path) {
+    let why = "unmounted; the end of its daemon is not seen from here, so it may still write";
+    output::complain(format_args!("{}: {why}", dir.display()));
+}
+
+/// Unmounts a mount whose daemon has ended or is about to, and waits until the volume is released.
 fn detach_dead(mount: &RametMount) -> Outcome {
     detach(&mount.dir, UnmountFlags::FORCE | UnmountFlags::DETACH)?;
     utab::leave(mount);
+    if await_release(&mount.dir, &mount.volume)? == Release::Unseen && !is_snapshot(mount) {
+        tell_unseen(&mount.dir);
+    }
     Ok(())
+}
+
+/// A look for the process that held the volume of a dead mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Release {
+    /// The volume is free, or another daemon has mounted it since.
+    Seen,
+    /// The volume is not at its path.
+    Unseen,
+}
+
+/// Waits until the daemon of the dead mount that was at `dir` has released the volume.
+fn await_release(dir: &Path, volume: &Path) -> Outcome<Release> {
+    match FileDevice::open(volume, Access::ReadOnly) {
+        Err(OpenError::Busy { process, .. }) => {
+            let sees = |process| mounts::sees(process, volume) == Some(true);
+            if !process.is_some_and(sees) && mounts::of_volume(volume)?.is_none() {
+                waiting(dir, || wait_until_released(volume))?;
+            }
+            Ok(Release::Seen)
+        }
+        Err(OpenError::NotFound(_)) => Ok(Release::Unseen),
+        _ => Ok(Release::Seen),
+    }
+}
+
+/// Whether the source of a mount names a snapshot beside the mount of its volume.
+fn is_snapshot(mount: &RametMount) -> bool {
+    mount.read_only && mount.volume.as_os_str().as_bytes().contains(&b'#')
 }
 
 /// Unmounts, once the daemon has no process of its own in the mount. `state` is that of before.
@@ -179,7 +260,10 @@ fn unmount_unseen(dir: &Path, mount: &RametMount) -> Outcome {
     detach(dir, UnmountFlags::empty())?;
     utab::leave(mount);
     if matches!(mount.volume.try_exists(), Ok(false)) {
-        // A snapshot beside the mount of its volume, or a volume that was removed.
+        // The daemon of a snapshot beside the mount of its volume goes on.
+        if !is_snapshot(mount) {
+            tell_unseen(dir);
+        }
         return Ok(());
     }
     waiting(dir, || wait_until_released(&mount.volume))?;
@@ -258,7 +342,48 @@ fn wait_for_end(daemon: &OwnedFd) -> Result<(), Errno> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use ramet_block::create_image;
+
     use super::*;
+
+    #[test]
+    fn only_the_process_with_the_lock_of_the_volume_is_waited_for_by_its_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = dir.path().join("volume");
+        let (own, none) = (std::process::id(), u32::MAX);
+        let locked = create_image(&volume, 4 << 20).unwrap();
+        assert!(matches!(Daemon::of(own, &volume), Daemon::Process(_)));
+        // Of another PID namespace, with the number of a stranger or one that no process has.
+        for pid in [1, none] {
+            assert!(matches!(Daemon::of(pid, &volume), Daemon::Holder), "{pid}");
+        }
+        drop(locked);
+        let moved = dir.path().join("moved");
+        for (pid, volume) in [(1, &volume), (none, &volume), (1, &moved), (none, &moved)] {
+            assert!(matches!(Daemon::of(pid, volume), Daemon::Unseen), "{pid}");
+        }
+    }
+
+    #[test]
+    fn a_volume_of_a_dead_mount_is_waited_for_until_it_is_released() {
+        let dir = tempfile::tempdir().unwrap();
+        let (at, volume) = (dir.path(), dir.path().join("volume"));
+        let none = await_release(at, &volume).unwrap();
+        assert_eq!(none, Release::Unseen);
+        let locked = create_image(&volume, 4 << 20).unwrap();
+        let is_released = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(20 * PAUSE);
+                is_released.store(true, Ordering::SeqCst);
+                drop(locked);
+            });
+            assert_eq!(await_release(at, &volume).unwrap(), Release::Seen);
+            assert!(is_released.load(Ordering::SeqCst));
+        });
+    }
 
     fn served(begun: u64, running: u64) -> Look {
         Look::Served(OwnProcesses { begun, running })

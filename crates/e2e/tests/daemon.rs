@@ -142,6 +142,38 @@ fn a_mount_that_lacks_a_descriptor_closes_the_volume() {
     bed.fsck();
 }
 
+#[test]
+fn an_unmount_waits_for_a_daemon_of_another_pid_namespace_and_for_no_stranger() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: no PID namespace");
+        return;
+    }
+    let bed = Bed::new("512M");
+    let script = r#""$RAMET" mount "$VOLUME" "$DIR" && cat"#;
+    let mut others = Command::new("unshare")
+        .args(["--pid", "--fork", "--kill-child", "sh", "-c", script])
+        .env("RAMET", ramet_bin())
+        .env("VOLUME", bed.volume())
+        .env("DIR", bed.mount_point())
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    until("the mount stands", || is_mount_point(&bed.mount_point()));
+    fs::write(bed.mount_point().join("file"), vec![7; 64 << 20]).expect("there is room");
+    let out = Command::new("timeout")
+        .args(["--signal=KILL", "60"])
+        .args([ramet_bin(), "umount".as_ref(), &bed.mount_point()])
+        .output()
+        .expect("it runs");
+    let released = is_closed_in_order(&bed);
+    // The daemon ends with its namespace.
+    drop(others.stdin.take());
+    others.wait().expect("it is a child");
+    assert!(out.status.success(), "{out:?}");
+    assert_eq!(released, Some(true));
+    bed.fsck();
+}
+
 /// Names of the threads of the daemon, except those that take requests: their number depends on the
 /// machine.
 fn threads(mount: &Mount) -> Vec<String> {
