@@ -375,7 +375,8 @@ fn write_in_place(file: &File) {
 }
 
 /// Creates a sparse image file of `size_bytes` zero bytes, durably, and opens it. It never is open to
-/// other users (mode 0600): an image holds the files of every user of a mount, with any modes.
+/// other users (mode 0600): an image holds the files of every user of a mount, with any modes. No file
+/// stays after an error.
 ///
 /// # Errors
 /// [`OpenError`]; `Exists`, and `Unaligned` when `size_bytes` is not a multiple of 4096.
@@ -392,6 +393,14 @@ pub fn create_image(path: impl AsRef<Path>, size_bytes: u64) -> Result<FileDevic
         .mode(0o600)
         .open(path)
         .map_err(fail)?;
+    make_image(path, file, size_bytes).inspect_err(|_| {
+        // The file is new and holds no data.
+        let _ = std::fs::remove_file(path);
+    })
+}
+
+fn make_image(path: &Path, file: File, size_bytes: u64) -> Result<FileDevice, OpenError> {
+    let fail = |source| open_error(path, source);
     write_in_place(&file);
     let device = FileDevice::lock(path, file, Access::ReadWrite)?;
     device.resize_anew(size_bytes).map_err(fail)?;
@@ -622,6 +631,17 @@ mod tests {
         let mut got = [0; 65536];
         device.read_at(1 << 20, &mut got).unwrap();
         assert_eq!(got, [7; 65536]);
+    }
+
+    #[test]
+    fn an_image_that_the_file_system_cannot_hold_leaves_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        assert!(create_image(&path, 1 << 63).is_err());
+        assert!(!path.exists());
+        create_image(&path, 64 << 20).unwrap();
+        assert!(create_image(&path, 64 << 20).is_err());
+        assert!(path.exists());
     }
 
     #[test]

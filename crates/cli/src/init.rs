@@ -88,10 +88,12 @@ fn check_dir(home: &Home) -> Outcome<bool> {
     Ok(false)
 }
 
-/// The size of the volume that has to be made, if there is none.
+/// The size of the volume that has to be made, if there is none. An image that was left unmade counts
+/// as none.
 fn new_size(args: &Init, home: &Home) -> Outcome<Option<Size>> {
     let volume = &home.volume;
     match fs::metadata(volume) {
+        Ok(_) if mkfs::is_left_unmade(volume)? => {}
         Ok(_) => {
             if args.size.is_some() {
                 let why = "is there already: 'ramet grow --size N' makes it larger";
@@ -265,6 +267,11 @@ fn in_shell(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use ramet_block::{Access, Device, FileDevice, create_image};
+    use ramet_fs::{FormatOptions, UnfinishedVolume};
+
     use super::*;
 
     #[test]
@@ -277,6 +284,47 @@ mod tests {
         ] {
             assert_eq!(size_for(free).bytes(), size, "{free}");
         }
+    }
+
+    #[test]
+    fn an_image_that_was_left_unmade_is_made_and_no_other_file_is_written_over() {
+        // Memory is refused, where /tmp may be.
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let home = Home {
+            user: dir.path().to_owned(),
+            volume: dir.path().join("image"),
+            dir: dir.path().join("ramet"),
+        };
+        let args = |size| Init {
+            size,
+            unit: false,
+            dry_run: false,
+        };
+        let wanted = || new_size(&args(Some(Size::new(64 << 20))), &home);
+        let bytes = |size: Option<Size>| size.map(|size| size.bytes());
+        let image = || create_image(&home.volume, 64 << 20).unwrap();
+        let unmake = || fs::remove_file(&home.volume).unwrap();
+
+        fs::write(&home.volume, "").unwrap();
+        assert_eq!(bytes(wanted().unwrap()), Some(64 << 20));
+        unmake();
+        drop(image());
+        assert_eq!(bytes(wanted().unwrap()), Some(64 << 20));
+        let device: Arc<dyn Device> =
+            Arc::new(FileDevice::open(&home.volume, Access::ReadWrite).unwrap());
+        let begun = UnfinishedVolume::begin(&device, &FormatOptions::default()).unwrap();
+        // Another process makes it.
+        assert!(wanted().is_err());
+        drop((begun, device));
+        assert_eq!(bytes(wanted().unwrap()), Some(64 << 20));
+        make(&home, wanted().unwrap().unwrap()).unwrap();
+        // A volume by now.
+        assert!(wanted().is_err());
+        assert_eq!(bytes(new_size(&args(None), &home).unwrap()), None);
+        unmake();
+        image().write_at(5 << 20, b"of the user").unwrap();
+        assert!(wanted().is_err());
+        assert_eq!(bytes(new_size(&args(None), &home).unwrap()), None);
     }
 
     #[test]

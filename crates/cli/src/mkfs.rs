@@ -7,9 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ramet_betree::VOLUME_BYTES_MIN;
-use ramet_block::owner::Contents;
+use ramet_block::owner::{Contents, OwnerBlock, is_place};
 use ramet_block::superblock::read_superblock;
-use ramet_block::{Access, BLOCK_BYTES, Device, FileDevice, SuperblockError, Uuid, create_image};
+use ramet_block::{
+    Access, BLOCK_BYTES, Device, FileDevice, OpenError, SuperblockError, Uuid, create_image,
+};
 use ramet_fs::{FormatOptions, UnfinishedVolume};
 
 use crate::args::Mkfs;
@@ -142,6 +144,28 @@ fn tell(args: &Mkfs, size_bytes: u64) -> Outcome {
     Ok(())
 }
 
+/// Whether an image file holds no volume and no data, as the making of one leaves it that was
+/// interrupted. A file that another process has open is none.
+pub fn is_left_unmade(path: &Path) -> Outcome<bool> {
+    let found = fs::metadata(path).map_err(|e| Failure::system(path, e))?;
+    if !found.is_file() {
+        return Ok(false);
+    }
+    let device = match FileDevice::open(path, Access::ReadOnly) {
+        Ok(device) => device,
+        Err(OpenError::Busy { .. }) => return Ok(false),
+        Err(e) => return Err(Failure::device(e)),
+    };
+    match read_superblock(&device) {
+        Err(SuperblockError::NotAVolume) => file_holds_data(path)
+            .map(|holds_data| !holds_data)
+            .map_err(|e| Failure::system(path, e)),
+        Err(SuperblockError::Unfinished) => Ok(true),
+        Err(SuperblockError::Io(e)) => Err(Failure::at(path, e)),
+        Ok(_) | Err(_) => Ok(false),
+    }
+}
+
 /// Fails when `device` holds data that the user may want to keep.
 fn refuse_data(path: &Path, device: &FileDevice, block_device: bool) -> Outcome {
     match read_superblock(device) {
@@ -175,14 +199,25 @@ fn ends_hold_data(device: &FileDevice) -> io::Result<bool> {
     let mut piece = vec![0; len as usize];
     for at in [0, total - len] {
         device.read_at(at, &mut piece)?;
-        if piece.iter().any(|&b| b != 0) {
+        if is_data(at, &piece) {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-/// Whether a file has a byte that is not zero; holes are skipped.
+/// Whether the bytes at this address have one that is not zero, outside of owner blocks: a making
+/// that is interrupted leaves these.
+fn is_data(addr: u64, bytes: &[u8]) -> bool {
+    let blocks = bytes.chunks(BLOCK_BYTES as usize);
+    let mut blocks = (addr..).step_by(BLOCK_BYTES as usize).zip(blocks);
+    blocks.any(|(addr, block)| {
+        let is_owner_block = || is_place(addr) && OwnerBlock::decode(block).is_ok();
+        block.iter().any(|&b| b != 0) && !is_owner_block()
+    })
+}
+
+/// Whether a file holds data; holes are skipped.
 fn file_holds_data(path: &Path) -> io::Result<bool> {
     let mut file = File::open(path)?;
     let total = file.metadata()?.len();
@@ -202,7 +237,7 @@ fn file_holds_data(path: &Path) -> io::Result<bool> {
         if n == 0 {
             break;
         }
-        if piece[..n].iter().any(|&b| b != 0) {
+        if is_data(at, &piece[..n]) {
             return Ok(true);
         }
         at += n as u64;
@@ -214,6 +249,7 @@ fn file_holds_data(path: &Path) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ramet_block::owner::{CLAIMS, Owner};
     use std::os::unix::fs::FileExt;
 
     #[test]
@@ -227,5 +263,25 @@ mod tests {
         assert!(!file_holds_data(&path).unwrap());
         file.write_all_at(b"x", 700 << 20).unwrap();
         assert!(file_holds_data(&path).unwrap());
+    }
+
+    #[test]
+    fn a_claim_is_no_data_and_the_same_bytes_elsewhere_are() {
+        let claim = OwnerBlock::Claim(Owner::default()).encode();
+        let mut torn = claim.clone();
+        torn[100] ^= 1;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        for (addr, bytes, is_data) in [
+            (CLAIMS[1], &claim, false),
+            (CLAIMS[1], &torn, true),
+            (CLAIMS[1] + BLOCK_BYTES / 2, &claim, true),
+            (1 << 20, &claim, true),
+        ] {
+            let file = File::create(&path).unwrap();
+            file.set_len(8 << 20).unwrap();
+            file.write_all_at(bytes, addr).unwrap();
+            assert_eq!(file_holds_data(&path).unwrap(), is_data, "{addr}");
+        }
     }
 }
