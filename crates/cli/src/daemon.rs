@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use ramet_block::owner::Contents;
 use ramet_block::superblock::read_superblock;
@@ -31,6 +32,9 @@ pub const NOTE: &str = "note: ";
 const NULL: &str = "/dev/null";
 /// Descriptors that are kept for the end of a mount whose beginning lacks others.
 const SPARE: usize = 6;
+
+/// The pause between two attempts to unmount a mount that is in use.
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// A volume, its mount point, and the options of the mount.
 pub struct Plan {
@@ -340,8 +344,9 @@ impl Serving {
     }
 }
 
-/// Unmounts on SIGTERM, SIGINT and SIGHUP. While files are open the mount stays. Everything written
-/// so far is made durable all the same, because a machine that shuts down may not ask twice.
+/// Unmounts on SIGTERM, SIGINT and SIGHUP. While files are open the mount stays and is served, and the
+/// thread tries again until they are closed: a session that ends may not ask twice. Everything
+/// written so far is made durable at each signal.
 fn spawn_signal_thread(
     mut signals: Signals,
     (unmounter, volume): (Unmounter, Arc<Volume>),
@@ -349,24 +354,46 @@ fn spawn_signal_thread(
 ) -> Outcome {
     let thread = thread::Builder::new().name("signals".into());
     let spawned = thread.spawn(move || {
-        for signal in signals.forever() {
-            info!(signal, "asked to end");
-            // No other write-back begins until the mount is gone or stays: it would be in use.
-            let turn = write_backs.take_turn();
-            if let Err(e) = turn.write_back() {
-                warn!("stores into mapped files may be missing: {e}");
-            }
-            if let Err(e) = volume.sync_all() {
-                error!("cannot make everything durable: {e}");
-            }
-            if let Err(e) = unmounter.unmount() {
-                warn!("cannot unmount: {e}");
+        let next = |signals: &mut Signals| signals.forever().next();
+        while let Some(signal) = next(&mut signals) {
+            let mut asked = vec![signal];
+            while !unmount_when_asked(&asked, (&unmounter, &volume), &write_backs) {
+                thread::sleep(BUSY_PAUSE);
+                asked = signals.pending().collect();
             }
         }
     });
     spawned
         .map(drop)
         .map_err(|e| Failure::new(format!("cannot start a thread: {}", reason(&e))))
+}
+
+/// Makes everything durable if there are signals, and tries to unmount. Answers whether the mount is
+/// gone.
+fn unmount_when_asked(
+    signals: &[i32],
+    (unmounter, volume): (&Unmounter, &Volume),
+    write_backs: &WriteBacks,
+) -> bool {
+    // No other write-back begins until the mount is gone or stays: it would be in use.
+    let turn = write_backs.take_turn();
+    if !signals.is_empty() {
+        info!(?signals, "asked to end");
+        if let Err(e) = turn.write_back() {
+            warn!("stores into mapped files may be missing: {e}");
+        }
+        if let Err(e) = volume.sync_all() {
+            error!("cannot make everything durable: {e}");
+        }
+    }
+    let Err(e) = unmounter.unmount() else {
+        return true;
+    };
+    if !signals.is_empty() {
+        warn!("cannot unmount: {e}");
+    }
+    // Another process may have unmounted it.
+    !unmounter.is_mounted()
 }
 
 /// Closes the daemon's copy of the pipe or terminal of its starter.

@@ -251,7 +251,9 @@ fn a_snapshot_within_its_volume_goes_before_it_unless_it_is_in_use() {
         });
         assert!(is_mount_point(&inside) && is_mount_point(mount.root()));
         drop(file);
-        mount.terminate();
+        // The same signal ends the daemon now.
+        let daemon = format!("/proc/{}", mount.pid().as_raw_pid());
+        until("the daemon ends", || !Path::new(&daemon).exists());
         assert!(!is_mount_point(&inside) && !is_mount_point(&bed.mount_point()));
         bed.fsck();
     }

@@ -169,7 +169,8 @@ impl Unmounter {
     }
 
     /// Whether this mount is the one at its directory, as far as this process can tell.
-    pub(super) fn is_mounted(&self) -> bool {
+    #[must_use]
+    pub fn is_mounted(&self) -> bool {
         let is_at = |connection: &Connection| connection.is_at(&self.dir);
         self.connection.as_ref().is_none_or(is_at)
     }
