@@ -105,10 +105,11 @@ fn bring_tree<'a>((src, source): (&Path, &Seen), target: &'a Target) -> Outcome<
     // '-' has a meaning of its own in an import.
     let dir = source.open_dir().map_err(|e| Failure::system(src, e))?;
     let imported = import::import(&args, Source::Directory(dir.0))?;
-    match imported.told {
-        0 => Ok(staged),
-        _ => Err(Failure::at(src, "not copied: see above")),
+    if imported.told > 0 {
+        return Err(Failure::at(src, "not copied: see above"));
     }
+    imported.tell_refused(&target.path);
+    Ok(staged)
 }
 
 /// Copies an object that is no directory, with all of its attributes.
@@ -118,16 +119,20 @@ fn bring_file<'a>((src, source): (&Path, &Seen), target: &'a Target) -> Outcome<
     let entry = entry.ok_or_else(|| Failure::system(src, Errno::ISDIR))?;
     let from = path_in(&entry.dir, &entry.name);
     let mut command = Command::new("cp");
-    command.args(["--archive", "--no-target-directory", "--"]);
+    // As '--archive', but that says nothing of extended attributes that it leaves out.
+    command.args(["-dR", "--preserve=all", "--no-target-directory", "--"]);
     command.arg(&from).arg(path_in(&staged.dir.0, &staged.name));
     let ended = command.stdin(Stdio::null()).output();
     let ended = ended.map_err(|e| Failure::system(Path::new("cp"), e))?;
-    if ended.status.success() {
-        return Ok(staged);
-    }
     let said = String::from_utf8_lossy(&ended.stderr);
     let said = said.replace(&*from.to_string_lossy(), &src.to_string_lossy());
-    Err(Failure::at(src, format!("not copied: {}", said.trim())))
+    if !ended.status.success() {
+        return Err(Failure::at(src, format!("not copied: {}", said.trim())));
+    }
+    if !said.is_empty() {
+        complain(Failure::at(src, format!("copied, but: {}", said.trim())));
+    }
+    Ok(staged)
 }
 
 /// A path by way of an open directory, wherever that has been moved. It holds for children of this

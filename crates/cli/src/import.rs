@@ -86,6 +86,19 @@ pub struct Imported {
     pub told: u64,
 }
 
+impl Imported {
+    /// Tells how many extended attributes the tree at `path` lacks.
+    pub fn tell_refused(&self, path: &Path) {
+        let count = self.counts.refused_xattrs;
+        if count > 0 {
+            complain(format_args!(
+                "{}: {count} extended attributes were left out",
+                path.display()
+            ));
+        }
+    }
+}
+
 /// Imports a tree, and tells the user of nothing but doubtful objects. Messages name the source as
 /// `args` do.
 pub fn import(args: &Import, source: Source) -> Outcome<Imported> {
@@ -172,13 +185,7 @@ fn verify(sink: &Sink, rights: Rights, tally: &Tally) -> Outcome {
 
 fn tell(imported: &Imported, begun: Instant, args: &Import) -> Outcome {
     let Imported { path, counts, told } = imported;
-    if counts.refused_xattrs > 0 {
-        complain(format_args!(
-            "{}: {} extended attributes were left out",
-            path.display(),
-            counts.refused_xattrs
-        ));
-    }
+    imported.tell_refused(path);
     let seconds = begun.elapsed().as_secs_f64();
     let others = counts.symlinks + counts.specials + counts.links;
     let objects = counts.files + counts.directories + others;

@@ -277,6 +277,39 @@ fn a_link_that_is_put_in_the_way_of_a_copy_is_not_written_through() {
 }
 
 #[test]
+fn extended_attributes_that_a_copy_lacks_are_told() {
+    let place = Place::new();
+    let bin = place.bed.command_for_others();
+    let into = place.at("into");
+    fs::create_dir(&into).unwrap();
+    for dir in [place.bed.path(), place.mount.root(), &place.outside] {
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    std::os::unix::fs::chown(&into, Some(1234), Some(1234)).unwrap();
+    for name in ["a/deep/file", "file"] {
+        // Root alone may give attributes of this kind.
+        let (path, flags) = (place.outside.join(name), rustix::fs::XattrFlags::empty());
+        rustix::fs::setxattr(path, "security.ramet", b"x", flags).unwrap();
+    }
+    for (name, why) in [
+        ("a", "1 extended attributes were left out"),
+        ("file", "security.ramet"),
+    ] {
+        let mut command = std::process::Command::new("setpriv");
+        command
+            .args(["--reuid=1234", "--regid=1234", "--clear-groups"])
+            .arg(&bin)
+            .arg("cp")
+            .args([place.outside.join(name), into.join(name)]);
+        let out = command.output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success() && said.contains(why), "{said}");
+    }
+    assert_eq!(place.read("into/a/deep/file"), "of a");
+    place.end();
+}
+
+#[test]
 fn a_directory_with_the_name_of_standard_input_is_a_directory() {
     // The command stands in the folder that has the directory, and has an empty standard input.
     let place = Place::new();
