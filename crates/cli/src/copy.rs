@@ -20,6 +20,7 @@ use crate::control::{
 use crate::failure::{Failure, Outcome, status};
 use crate::import::{self, Source};
 use crate::output::complain;
+use crate::resolve;
 
 /// Copies each source, and goes on after one that cannot be copied.
 pub fn run(args: &Transfer) -> Outcome<u8> {
@@ -150,6 +151,9 @@ struct Staged<'a> {
     name: OsString,
     /// The name of that directory, if it was made for the copy.
     apart: Option<OsString>,
+    /// The status of the copy, once it is whole. Its name has another object if an exchange with
+    /// the target failed half-way.
+    made: Option<Stat>,
     is_published: bool,
 }
 
@@ -163,6 +167,7 @@ impl<'a> Staged<'a> {
             dir: target.root.again().map_err(failed)?,
             name: hidden_name().map_err(failed)?,
             apart: None,
+            made: None,
             is_published: false,
         })
     }
@@ -183,6 +188,7 @@ impl<'a> Staged<'a> {
             dir: dir.map_err(failed)?,
             name: hidden_name().map_err(failed)?,
             apart: Some(name),
+            made: None,
             is_published: false,
         })
     }
@@ -191,6 +197,7 @@ impl<'a> Staged<'a> {
         let target = self.target;
         let staged = self.dir.look_at(&self.name);
         let staged = staged.map_err(|e| Failure::system(&target.path, e))?;
+        self.made = Some(staged);
         put_in_place((&self.dir, &self.name), &staged, target, is_replacing)?;
         self.is_published = true;
         Ok(())
@@ -216,8 +223,13 @@ fn own_dir(above: &OwnedFd, name: &OsStr) -> rustix::io::Result<Root> {
 
 impl Drop for Staged<'_> {
     fn drop(&mut self) {
+        let has_name = |made| {
+            let now = self.dir.look_at(&self.name);
+            now.is_ok_and(|now| is_same(&now, made))
+        };
+        let is_copy = self.made.as_ref().is_none_or(has_name);
         // A copy that was not published is of no use to anybody.
-        if !self.is_published && self.dir.remove(&self.name).is_err() {
+        if !self.is_published && is_copy && self.dir.remove(&self.name).is_err() {
             let _ = unlinkat(&self.dir.0, &self.name, AtFlags::empty());
         }
         if let Some(apart) = &self.apart {
@@ -226,43 +238,124 @@ impl Drop for Staged<'_> {
     }
 }
 
+/// How often an entry is put in place anew because another process changed the target meanwhile.
+const TRIES: usize = 8;
+
 /// Renames an entry, which has the status `found`, to the target. An object with that name is a
 /// refusal, or is replaced atomically.
 pub fn put_in_place(
-    (dir, name): (&control::Root, &OsStr),
+    (dir, name): (&Root, &OsStr),
     found: &Stat,
     target: &Target,
     is_replacing: bool,
 ) -> Outcome {
-    let root = &target.root;
-    let rename = |flags| renameat_with(&dir.0, name, &root.0, &target.name, flags);
-    let existing = match root.look_at(&target.name) {
-        Ok(existing) if is_replacing => existing,
-        _ => return rename(RenameFlags::NOREPLACE).map_err(|e| refusal(target, e)),
+    let put = Put {
+        dir,
+        name,
+        found,
+        target,
     };
-    if is_same(&existing, found) {
-        return Err(Failure::at(&target.path, control::SAME));
-    }
-    control::refuse_if_mounted_on(root, &target.name, &target.path)?;
-    match (is_dir(found), is_dir(&existing)) {
-        (true, true) => {
-            rename(RenameFlags::EXCHANGE).map_err(|e| refusal(target, e))?;
-            // The old directory has the other name now, unless somebody moved it.
-            let old = dir.look_at(name).map_err(|e| refusal(target, e))?;
-            if !is_same(&old, &existing) {
-                return Ok(());
-            }
-            control::remove_seen(dir, name, &old).map_err(|e| {
-                // The user keeps both in the end: nothing that was there is lost.
-                let undone = rename(RenameFlags::EXCHANGE).is_ok();
-                let user = geteuid().as_raw();
-                let why = control::removal_refusal(&target.path, user, &existing, e);
-                if undone { why } else { refusal(target, e) }
-            })
+    for _ in 0..TRIES {
+        if put.once(is_replacing)? {
+            return Ok(());
         }
-        (false, false) => rename(RenameFlags::empty()).map_err(|e| refusal(target, e)),
-        (true, false) => Err(refusal(target, Errno::NOTDIR)),
-        (false, true) => Err(refusal(target, Errno::ISDIR)),
+    }
+    let why = "not replaced: other commands replace it at the same time";
+    Err(Failure::at(&target.path, why))
+}
+
+/// An entry with the status `found` that gets the name of the target.
+struct Put<'a> {
+    dir: &'a Root,
+    name: &'a OsStr,
+    found: &'a Stat,
+    target: &'a Target,
+}
+
+impl Put<'_> {
+    fn rename(&self, flags: RenameFlags) -> rustix::io::Result<()> {
+        let target = self.target;
+        renameat_with(&self.dir.0, self.name, &target.root.0, &target.name, flags)
+    }
+
+    fn refusal(&self, e: Errno) -> Failure {
+        refusal(self.target, e)
+    }
+
+    /// Tries once. The answer is false if another process changed the target meanwhile.
+    fn once(&self, is_replacing: bool) -> Outcome<bool> {
+        let root = &self.target.root;
+        let existing = match root.look_at(&self.target.name) {
+            Ok(existing) if is_replacing => existing,
+            _ => {
+                return match self.rename(RenameFlags::NOREPLACE) {
+                    Ok(()) => Ok(true),
+                    Err(Errno::EXIST) if is_replacing => Ok(false),
+                    Err(e) => Err(self.refusal(e)),
+                };
+            }
+        };
+        if is_same(&existing, self.found) {
+            return Err(Failure::at(&self.target.path, control::SAME));
+        }
+        control::refuse_if_mounted_on(root, &self.target.name, &self.target.path)?;
+        match (is_dir(self.found), is_dir(&existing)) {
+            (true, true) => self.replace_dir(&existing),
+            (false, false) => {
+                let renamed = self.rename(RenameFlags::empty());
+                renamed.map(|()| true).map_err(|e| self.refusal(e))
+            }
+            (true, false) => Err(self.refusal(Errno::NOTDIR)),
+            (false, true) => Err(self.refusal(Errno::ISDIR)),
+        }
+    }
+
+    /// Exchanges a directory with the target, which had the status `existing`, and removes the old
+    /// one. The answer is false if another process was faster; both have their names then.
+    fn replace_dir(&self, existing: &Stat) -> Outcome<bool> {
+        match self.rename(RenameFlags::EXCHANGE) {
+            Ok(()) => {}
+            Err(Errno::NOENT) if self.dir.look_at(self.name).is_ok() => return Ok(false),
+            Err(e) => return Err(self.refusal(e)),
+        }
+        let old = match self.dir.look_at(self.name) {
+            Ok(old) => old,
+            // Another process moved the old directory on.
+            Err(Errno::NOENT) => return Ok(true),
+            Err(e) => return Err(self.refusal(e)),
+        };
+        if !is_same(&old, existing) {
+            self.exchange_back()?;
+            return Ok(false);
+        }
+        let removed = control::remove_seen(self.dir, self.name, &old);
+        removed.map(|()| true).map_err(|e| {
+            // The user keeps both in the end: nothing that was there is lost.
+            let undone = self.rename(RenameFlags::EXCHANGE).is_ok();
+            let user = geteuid().as_raw();
+            let why = control::removal_refusal(&self.target.path, user, existing, e);
+            if undone { why } else { self.refusal(e) }
+        })
+    }
+
+    /// Gives the target back to an object that another process put there right before an exchange.
+    fn exchange_back(&self) -> Outcome {
+        let target = self.target;
+        let is_found = |stat: Stat| is_same(&stat, self.found);
+        let is_put = target.root.look_at(&target.name).is_ok_and(is_found);
+        if is_put
+            && self.rename(RenameFlags::EXCHANGE).is_ok()
+            && self.dir.look_at(self.name).is_ok_and(is_found)
+        {
+            return Ok(());
+        }
+        let dir = resolve::path_of(&self.dir.0).unwrap_or_default();
+        let other = dir.join(self.name);
+        let why = format!(
+            "other commands replace it at the same time: a tree that was there is now {}",
+            other.display()
+        );
+        Err(Failure::at(&target.path, why))
     }
 }
 
@@ -280,5 +373,90 @@ fn refusal(target: &Target, e: Errno) -> Failure {
         Errno::EXIST => Failure::at(path, "already exists: --replace replaces it"),
         Errno::INVAL => Failure::at(path, "a directory cannot go into itself"),
         e => kind_refusal(path, e).unwrap_or_else(|| mounted(path, e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// A folder with some directories, each with a file of its name.
+    fn folder(names: &[&str]) -> tempfile::TempDir {
+        let top = tempfile::tempdir().unwrap();
+        for name in names {
+            fs::create_dir(top.path().join(name)).unwrap();
+            fs::write(top.path().join(name).join(name), "").unwrap();
+        }
+        top
+    }
+
+    fn root(top: &tempfile::TempDir) -> Root {
+        Root(
+            resolve::directory(top.path())
+                .and_then(|dir| resolve::readable(dir).map_err(|e| Failure::system(top.path(), e)))
+                .unwrap(),
+        )
+    }
+
+    #[test]
+    fn tree_that_another_command_puts_first_is_not_left_under_the_other_name() {
+        let top = folder(&["a", "b", "target"]);
+        let at = |name: &str| top.path().join(name);
+        let (dir, target) = (root(&top), Target::of(&at("b"), &at("target")).unwrap());
+        let stat = |name: &str| dir.look_at(OsStr::new(name)).unwrap();
+        let (found, existing) = (stat("b"), stat("target"));
+        let put = Put {
+            dir: &dir,
+            name: OsStr::new("b"),
+            found: &found,
+            target: &target,
+        };
+        // The other command replaces the target after this one has looked.
+        fs::rename(at("target"), at("old")).unwrap();
+        fs::rename(at("a"), at("target")).unwrap();
+        assert!(!put.replace_dir(&existing).unwrap());
+        assert!(at("target/a").exists() && at("b/b").exists());
+        // The target has gone.
+        fs::rename(at("target"), at("a")).unwrap();
+        assert!(!put.replace_dir(&existing).unwrap());
+        assert!(put.once(true).unwrap());
+        assert!(at("target/b").exists() && at("a/a").exists() && at("old/target").exists());
+    }
+
+    #[test]
+    fn tree_that_cannot_have_its_name_back_is_told_and_stays() {
+        let top = folder(&["a", "b", "target"]);
+        let at = |name: &str| top.path().join(name);
+        let (dir, target) = (root(&top), Target::of(&at("b"), &at("target")).unwrap());
+        let found = dir.look_at(OsStr::new("b")).unwrap();
+        let put = Put {
+            dir: &dir,
+            name: OsStr::new("a"),
+            found: &found,
+            target: &target,
+        };
+        let told = put.exchange_back().unwrap_err().to_string();
+        assert!(told.ends_with(&at("a").display().to_string()), "{told}");
+        assert!(at("a/a").exists() && at("b/b").exists() && at("target/target").exists());
+    }
+
+    #[test]
+    fn object_that_took_the_name_of_a_copy_is_not_removed_with_it() {
+        for is_exchanged in [false, true] {
+            let top = folder(&[]);
+            let at = |name: &OsStr| top.path().join(name);
+            let target = Target::of(&at("b".as_ref()), &at("target".as_ref())).unwrap();
+            let mut staged = Staged::beside(&target).unwrap();
+            let name = staged.name.clone();
+            fs::write(at(&name), "the copy").unwrap();
+            staged.made = Some(staged.dir.look_at(&name).unwrap());
+            if is_exchanged {
+                fs::rename(at(&name), at("target".as_ref())).unwrap();
+                fs::write(at(&name), "another").unwrap();
+            }
+            drop(staged);
+            assert_eq!(at(&name).exists(), is_exchanged);
+        }
     }
 }

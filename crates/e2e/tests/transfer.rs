@@ -310,6 +310,28 @@ fn extended_attributes_that_a_copy_lacks_are_told() {
 }
 
 #[test]
+fn two_replacements_at_once_leave_no_tree_behind() {
+    let place = Place::new();
+    fs::create_dir(place.at("target")).unwrap();
+    for _ in 0..30 {
+        let start = |name: &str| {
+            let paths = [place.outside.join(name), place.at("target")];
+            let mut command = std::process::Command::new(ramet_bin());
+            command.args(["cp", "--replace"]).args(paths);
+            command.stderr(std::process::Stdio::null()).spawn().unwrap()
+        };
+        for mut copy in ["a", "b"].map(start) {
+            assert!(copy.wait().unwrap().success());
+        }
+        let names = fs::read_dir(place.mount.root()).unwrap();
+        let names = names.map(|entry| entry.unwrap().file_name());
+        let hidden = names.filter(|name| name.to_string_lossy().starts_with(".ramet-"));
+        assert_eq!(hidden.collect::<Vec<_>>(), [""; 0]);
+    }
+    place.end();
+}
+
+#[test]
 fn a_directory_with_the_name_of_standard_input_is_a_directory() {
     // The command stands in the folder that has the directory, and has an empty standard input.
     let place = Place::new();
