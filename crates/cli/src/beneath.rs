@@ -8,8 +8,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, fchmod, fchown, linkat,
-    openat, openat2, renameat, statat, unlinkat,
+    AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid, fchmod, fchown,
+    linkat, openat, openat2, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -71,6 +71,27 @@ pub fn hidden_name() -> Answer<OsString> {
     Ok(format!(".ramet-{:032x}", u128::from_le_bytes(bytes)).into())
 }
 
+/// A file without a name in a directory, with these bytes, and mode and owner of another one.
+pub fn unnamed_like(dir: impl AsFd, bytes: &[u8], like: &Stat) -> Answer<File> {
+    let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let mut file = File::from(openat(dir, ".", flags, Mode::from_raw_mode(0o600))?);
+    file.write_all(bytes).map_err(errno_of)?;
+    let (uid, gid) = (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid));
+    match fchown(&file, Some(uid), Some(gid)) {
+        // An unprivileged user gives no file away.
+        Err(Errno::PERM) => {}
+        done => done?,
+    }
+    fchmod(&file, Mode::from_raw_mode(like.st_mode & 0o777))?;
+    Ok(file)
+}
+
+/// Gives a file without a name its first one.
+pub fn name_at(file: &File, dir: impl AsFd, name: impl rustix::path::Arg) -> Answer {
+    let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+    linkat(CWD, unnamed, dir, name, AtFlags::SYMLINK_FOLLOW)
+}
+
 /// Writes a regular file anew that is there. The new file is whole before it takes the name, with
 /// mode and owner of the old one: a full volume or the end of this process leaves the old one.
 pub fn write_at(dir: impl AsFd, path: impl AsRef<Path>, text: &[u8]) -> Answer {
@@ -86,19 +107,9 @@ pub fn write_at(dir: impl AsFd, path: impl AsRef<Path>, text: &[u8]) -> Answer {
         FileType::Symlink => return Err(Errno::LOOP),
         _ => return Err(Errno::INVAL),
     }
-    let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
-    let mut file = File::from(openat(&above, ".", flags, Mode::from_raw_mode(0o600))?);
-    file.write_all(text).map_err(errno_of)?;
-    let owner = (Uid::from_raw(old.st_uid), Gid::from_raw(old.st_gid));
-    match fchown(&file, Some(owner.0), Some(owner.1)) {
-        // An unprivileged user gives no file away.
-        Err(Errno::PERM) => {}
-        done => done?,
-    }
-    fchmod(&file, Mode::from_raw_mode(old.st_mode & 0o777))?;
-    let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let file = unnamed_like(&above, text, &old)?;
     let hidden = hidden_name()?;
-    linkat(CWD, unnamed, &above, &hidden, AtFlags::SYMLINK_FOLLOW)?;
+    name_at(&file, &above, &hidden)?;
     renameat(&above, &hidden, &above, name).inspect_err(|_| {
         // The first error is the one to tell.
         let _ = unlinkat(&above, &hidden, AtFlags::empty());

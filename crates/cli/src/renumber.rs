@@ -11,20 +11,20 @@
 use std::cell::Cell;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use ramet_fs::control::STAT_BYTES;
 use ramet_fs::{ForkRequest, OldNumbers, text_of_path};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, Uid, fchmod,
-    fchown, fstat, futimens, linkat, openat, renameat, statat, unlinkat,
+    AtFlags, FileType, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, fstat, futimens, renameat,
+    statat, unlinkat,
 };
 use rustix::io::Errno;
 
-use crate::beneath::opened;
+use crate::beneath::{name_at, opened, unnamed_like};
 use crate::control::Root;
 use crate::failure::errno_of;
 use crate::git_index::{Change, Index, Refusal};
@@ -335,16 +335,7 @@ fn json_bytes(path: &[u8]) -> usize {
 /// Puts bytes under a name that is free, with owner, mode and time of another file. The answer is
 /// the file; none if the name is taken.
 fn put(git: &OwnedFd, (bytes, like): (&[u8], &Stat), name: &str) -> Result<Option<File>, Left> {
-    let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
-    let mut file = File::from(openat(git, ".", flags, Mode::from_raw_mode(0o600))?);
-    file.write_all(bytes).map_err(errno_of)?;
-    let (uid, gid) = (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid));
-    match fchown(&file, Some(uid), Some(gid)) {
-        // Git would not give it away either.
-        Err(Errno::PERM) => {}
-        done => done?,
-    }
-    fchmod(&file, Mode::from_raw_mode(like.st_mode & 0o777))?;
+    let file = unnamed_like(git, bytes, like)?;
     let times = Timestamps {
         last_access: Timespec {
             tv_sec: 0,
@@ -356,8 +347,7 @@ fn put(git: &OwnedFd, (bytes, like): (&[u8], &Stat), name: &str) -> Result<Optio
         },
     };
     futimens(&file, &times)?;
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    match linkat(CWD, &path, git, name, AtFlags::SYMLINK_FOLLOW) {
+    match name_at(&file, git, name) {
         Err(Errno::EXIST) => Ok(None),
         done => Ok(done.map(|()| Some(file))?),
     }

@@ -481,7 +481,7 @@ fn kill(
     Ok(())
 }
 
-#[cfg(all(test, failpoints))]
+#[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
@@ -490,13 +490,18 @@ mod tests {
     use super::*;
     use crate::format::ino::ROOT_INO;
     use crate::format::record::Kind;
-    use crate::{FormatOptions, NewInode, OpenOptions, RenameMode, Volume};
+    use crate::{Attr, FormatOptions, NewInode, OpenOptions, Volume};
 
-    /// Invariants that are broken after a file was moved out of a directory that then went.
-    fn broken(fault: Option<Fault>) -> Vec<&'static str> {
+    fn volume() -> Arc<Volume> {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
         Volume::format(&device, &FormatOptions::default()).expect("formats");
-        let volume = Volume::open(device, OpenOptions::default()).expect("opens");
+        Volume::open(device, OpenOptions::default()).expect("opens")
+    }
+
+    /// Invariants that are broken after a file was moved out of a directory that then went.
+    #[cfg(failpoints)]
+    fn broken(fault: Option<Fault>) -> Vec<&'static str> {
+        let volume = volume();
         let names = volume.names();
         let new = |kind| NewInode::new(kind, 0o755);
         let dir = names.create(ROOT_INO, b"d", &new(Kind::Directory));
@@ -504,7 +509,7 @@ mod tests {
         let made = names.create(dir, b"f", &new(Kind::Regular));
         made.expect("creates");
         let (from, to) = ((dir, &b"f"[..]), (ROOT_INO, &b"f"[..]));
-        let moved = names.rename(from, to, RenameMode::NoReplace, None);
+        let moved = names.rename(from, to, crate::RenameMode::NoReplace, None);
         moved.expect("moves");
         names.rmdir(ROOT_INO, b"d").expect("removes");
         failpoints::set(fault);
@@ -515,29 +520,16 @@ mod tests {
         found.iter().map(|finding| finding.invariant).collect()
     }
 
+    #[cfg(failpoints)]
     #[test]
     fn a_block_whose_inode_was_moved_away_is_held() {
         assert_eq!(broken(None), [""; 0]);
         assert_eq!(broken(Some(Fault::HeldBlockFreed)), ["F14"]);
     }
-}
-
-#[cfg(test)]
-mod tests_of_steps {
-    use std::sync::Arc;
-
-    use ramet_block::{Device, MemDevice};
-
-    use super::*;
-    use crate::format::ino::ROOT_INO;
-    use crate::format::record::Kind;
-    use crate::{Attr, FormatOptions, NewInode, OpenOptions, Volume};
 
     #[test]
     fn a_step_that_fails_is_taken_again_by_the_next_sync() {
-        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
-        Volume::format(&device, &FormatOptions::default()).expect("formats");
-        let volume = Volume::open(device, OpenOptions::default()).expect("opens");
+        let volume = volume();
         let names = volume.names();
         let new = |kind| NewInode::new(kind, 0o755);
         let dir = names.create(ROOT_INO, b"d", &new(Kind::Directory));

@@ -92,8 +92,8 @@ pub const DIFF: u32 = number(DIR_IN | DIR_OUT, 7, DIFF_PAGE_BYTES);
 /// Tells the space of the tree of the directory the call is made on.
 pub const USAGE: u32 = number(DIR_OUT, 8, USAGE_BYTES);
 
-/// Reads everything on the volume again. The call is made on the root of the volume. The first call has [`SCRUB_START`]. The next ones do not,
-/// until an answer says that it is the last.
+/// Reads everything on the volume again. The call is made on the root of the volume. The first call
+/// has [`SCRUB_START`]. The next ones do not, until an answer says that it is the last.
 pub const SCRUB: u32 = number(DIR_IN | DIR_OUT, 9, STAT_BYTES);
 /// Makes the volume longer, and its image file. Root and the owner of the daemon may, on the root of
 /// the volume.
@@ -110,8 +110,8 @@ pub const IMPORT: u32 = number(DIR_OUT, 12, 8);
 /// Gives the tree of an import its name in the directory the call is made on.
 pub const PUBLISH: u32 = number(DIR_IN | DIR_OUT, 13, PUBLISH_BYTES);
 /// Makes, removes and tells snapshots of the volume. A call that names one is made on the root of the
-/// volume, or has a token of it. Request and answer are JSON behind its length,
-/// as in the answer to [`STAT`].
+/// volume, or has a token of it. Request and answer are JSON behind its length, as in the answer to
+/// [`STAT`].
 pub const SNAPSHOT: u32 = number(DIR_IN | DIR_OUT, 14, STAT_BYTES);
 /// Stages a change of a name in the directory the call is made on, which rename(2) then makes.
 /// Request and answer are JSON behind its length, as in the answer to [`STAT`].

@@ -377,11 +377,7 @@ impl Server {
         let (pace, shutdown) = (call.pace(), Arc::clone(&self.shutdown));
         let serve = move || {
             let work = || controls.carry_out(&call, dir, requester);
-            let carried_out = if number == STAT {
-                work()
-            } else {
-                shutdown.unless_down(work)
-            };
+            let carried_out = shutdown.of_call(number, work);
             reply(carried_out.map(|(stale, data)| {
                 notices.send_and_wait(stale);
                 data
@@ -406,10 +402,7 @@ impl Server {
         self.count(header.opcode);
         let call = decode(number, data)?;
         let work = || self.controls.carry_out(&call, header.node, header.into());
-        if number == STAT {
-            return work();
-        }
-        self.shutdown.unless_down(work)
+        self.shutdown.of_call(number, work)
     }
 
     /// Sends invalidations on another thread, which then runs `told`.

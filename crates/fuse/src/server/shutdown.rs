@@ -21,6 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ramet_fs::control::STAT;
 use ramet_fs::{Capabilities, Ino, Invalidation, ROOT_INO, Volume};
 use rustix::io::Errno;
 
@@ -79,6 +80,15 @@ impl Shutdown {
             return Err(Errno::IO);
         }
         answer
+    }
+
+    /// Does the work of a control call, as [`Shutdown::unless_down`]; the figures of the volume are
+    /// told although it is down.
+    pub(crate) fn of_call<T>(&self, number: u32, work: impl FnOnce() -> Answer<T>) -> Answer<T> {
+        match number {
+            STAT => work(),
+            _ => self.unless_down(work),
+        }
     }
 
     /// No change is answered from here on.
