@@ -29,7 +29,7 @@ use ramet_block::failpoints::{self, Fault};
 use crate::error::Result;
 use crate::format::ino::{Identity, Ino};
 use crate::format::keys::{self, NumberKey};
-use crate::format::slots::{Block, Run, SLOTS_WITHOUT_INDEX};
+use crate::format::slots::{Run, SLOTS_WITHOUT_INDEX, Slot};
 use crate::namespace::inode::Inode;
 use crate::namespace::number_tables::{
     drop_pin, free_block, read_block, stored_block, stored_owner, stored_pin,
@@ -229,67 +229,46 @@ impl Numbers {
         let identity = dir.identity();
         let lo = NumberKey::Block(identity, swept_behind(dir)).encode();
         let hi = NumberKey::Block(identity, next).encode();
-        let idle = self.idle_blocks((&lo, Some(&hi)), looks)?;
+        let blocks = blocks_in(&self.tree, (&lo, Some(&hi)), looks)?;
+        let is_idle = |(run, base): &(Run, u64)| !self.is_in_memory(*run, *base);
+        let idle: HashSet<_> = blocks.iter().copied().filter(is_idle).collect();
         let Some((snapshot, path)) = view() else {
             dir.note_loss();
             return Ok(());
         };
-        let (snapshot, path) = (&snapshot, &path);
-        let mut named = HashSet::new();
-        if !has_index {
-            let (found, entries) = runs_with_names(snapshot, path)?;
+        let named = if has_index {
+            named_runs(&snapshot, &path, &blocks)?
+        } else {
+            let (named, entries) = runs_with_names(&snapshot, &path)?;
             dir.blocks.lock().swept_again_at = next.first().0 + entries;
-            named = found;
-        }
+            named
+        };
         let mut unused = Vec::new();
-        let mut scan = snapshot.scan(&lo, Some(&hi));
-        let mut swept = None;
-        let mut looked_at = 0;
-        while looked_at < looks && scan.advance()? {
-            let NumberKey::Block(_, run) = decode(scan.key()) else {
-                continue;
-            };
-            looked_at += 1;
-            swept = Some(run);
-            let Block { base, .. } = read_block(scan.value())?;
-            let has_names = match has_index {
-                true => has_names(snapshot, path, run)?,
-                false => named.contains(&run),
-            };
-            if has_names {
+        for block in &blocks {
+            if named.contains(&block.0) {
                 continue;
             }
-            let is_used = !idle.contains(&base)
-                || has_other_pins(snapshot, (run, base), None)?
-                || self.is_in_memory(run, base);
+            let is_used = !idle.contains(block)
+                || has_other_pins(&snapshot, *block, None)?
+                || self.is_in_memory(block.0, block.1);
             match is_used {
                 // The numbers may be free by the next look.
                 true => dir.note_loss(),
-                false => unused.push((run, base)),
+                false => unused.push(*block),
             }
         }
         // Behind the last one the next sweep begins at the first run.
-        dir.blocks.lock().swept = swept.filter(|_| looked_at == looks);
+        let last = blocks.last().filter(|_| blocks.len() == looks);
+        dir.blocks.lock().swept = last.map(|(run, _)| *run);
         free_unused(self, dir, &unused)
     }
 
     /// First numbers of the first `count` blocks with these keys, of those of which no inode in
     /// memory has a number.
-    fn idle_blocks(&self, (lo, hi): (&[u8], Option<&[u8]>), count: usize) -> Result<HashSet<u64>> {
-        let mut scan = self.tree.scan(lo, hi);
-        let mut idle = HashSet::new();
-        for _ in 0..count {
-            if !scan.advance()? {
-                break;
-            }
-            if let NumberKey::Block(_, run) = decode(scan.key()) {
-                let Block { base, .. } = read_block(scan.value())?;
-                if !self.is_in_memory(run, base) {
-                    idle.insert(base);
-                }
-            }
-        }
-        Ok(idle)
+    fn idle_blocks(&self, keys: (&[u8], Option<&[u8]>), count: usize) -> Result<HashSet<u64>> {
+        let blocks = blocks_in(&self.tree, keys, count)?.into_iter();
+        let idle = blocks.filter(|(run, base)| !self.is_in_memory(*run, *base));
+        Ok(idle.map(|(_, base)| base).collect())
     }
 
     /// Whether an inode in memory has a number of this block.
@@ -407,10 +386,6 @@ fn scan(snapshot: &Snapshot, prefix: &[u8], len: usize) -> Result<Vec<(NumberKey
     found.collect()
 }
 
-fn has_any(snapshot: &Snapshot, lo: &[u8], hi: &[u8]) -> Result<bool> {
-    Ok(snapshot.scan(lo, Some(hi)).advance()?)
-}
-
 /// Whether an inode is pinned to a number of this block, beside `one`.
 fn has_other_pins(snapshot: &Snapshot, (run, base): (Run, u64), one: Option<Ino>) -> Result<bool> {
     let ends = [base, base + run.len()].map(|number| NumberKey::Pinned(Ino(number)).encode());
@@ -423,10 +398,49 @@ fn has_other_pins(snapshot: &Snapshot, (run, base): (Run, u64), one: Option<Ino>
     Ok(false)
 }
 
-/// Whether a slot of a run of the directory at `path`, which has a slot index, has a name.
-fn has_names(snapshot: &Snapshot, path: &[u8], run: Run) -> Result<bool> {
-    let [first, behind] = [run, Run(run.0 + 1)].map(|run| keys::slot(path, run.first()));
-    has_any(snapshot, &first, &behind)
+/// Runs and first numbers of the first `count` blocks with these keys.
+fn blocks_in(
+    tree: &Tree,
+    (lo, hi): (&[u8], Option<&[u8]>),
+    count: usize,
+) -> Result<Vec<(Run, u64)>> {
+    let mut scan = tree.scan(lo, hi);
+    let mut blocks = Vec::new();
+    while blocks.len() < count && scan.advance()? {
+        if let NumberKey::Block(_, run) = decode(scan.key()) {
+            blocks.push((run, read_block(scan.value())?.base));
+        }
+    }
+    Ok(blocks)
+}
+
+/// The runs of these blocks of which a slot has a name in the directory at `path`, which has a slot
+/// index. Runs that follow each other are looked up together: one without names costs little then.
+fn named_runs(snapshot: &Snapshot, path: &[u8], blocks: &[(Run, u64)]) -> Result<HashSet<Run>> {
+    let mut named = HashSet::new();
+    for runs in blocks.chunk_by(|(run, _), (next, _)| run.0 + 1 == next.0) {
+        let behind = runs.last().map_or(0, |(run, _)| run.0 + 1);
+        let mut next = runs.first().map_or(behind, |(run, _)| run.0);
+        while next < behind
+            && let Some(slot) = first_slot_in(snapshot, path, [next, behind])?
+        {
+            named.insert(slot.run());
+            next = slot.run().0 + 1;
+        }
+    }
+    Ok(named)
+}
+
+/// The first slot with a name from the first run on, before the second one.
+fn first_slot_in(snapshot: &Snapshot, path: &[u8], runs: [u64; 2]) -> Result<Option<Slot>> {
+    let [lo, hi] = runs.map(|run| keys::slot(path, Run(run).first()));
+    let mut scan = snapshot.scan(&lo, Some(&hi));
+    if !scan.advance()? {
+        return Ok(None);
+    }
+    let slot = keys::parse_slot(&scan.key()[keys::slots(path).len()..]);
+    // A key that does not parse is found by the check. It may be the name of any slot.
+    Ok(Some(slot.unwrap_or(Run(runs[0]).first())))
 }
 
 /// Adds the directories that have numbers of this block to those that are gone. Tells whether pinned
@@ -525,6 +539,53 @@ mod tests {
     fn a_block_whose_inode_was_moved_away_is_held() {
         assert_eq!(broken(None), [""; 0]);
         assert_eq!(broken(Some(Fault::HeldBlockFreed)), ["F14"]);
+    }
+
+    #[test]
+    fn runs_with_names_are_found_beside_others_without() {
+        let volume = volume();
+        let tree = volume.tree();
+        let path = b"path";
+        let put = |run: u64, slot: u64, is_there: bool| {
+            let key = keys::slot(path, Slot(Run(run).first().0 + slot));
+            let mut batch = Batch::new();
+            match is_there {
+                true => batch.put(key, "name"),
+                false => batch.delete(key),
+            }
+            tree.apply(batch).expect("there is room");
+        };
+        // All slots of the runs 40 to 59 had names. A few have one still, also in run 50, which has
+        // no block.
+        let last = Run(40).len() - 1;
+        let left = [
+            (41, 0),
+            (42, last),
+            (50, 3),
+            (57, 0),
+            (57, last),
+            (59, last),
+        ];
+        for run in 40..60 {
+            for slot in 0..=last {
+                put(run, slot, true);
+                put(run, slot, left.contains(&(run, slot)));
+            }
+        }
+        let blocks = |runs: std::ops::Range<u64>| {
+            let runs = runs.filter(|run| *run != 50);
+            runs.map(|run| (Run(run), 64 * run)).collect::<Vec<_>>()
+        };
+        let found = |runs| {
+            let found = named_runs(&tree.snapshot(), path, &blocks(runs)).expect("reads");
+            let mut found: Vec<_> = found.into_iter().map(|run| run.0).collect();
+            found.sort_unstable();
+            found
+        };
+        assert_eq!(found(40..60), [41, 42, 57, 59]);
+        assert_eq!(found(43..57), [0; 0]);
+        assert_eq!(found(42..43), [42]);
+        assert_eq!(found(0..0), [0; 0]);
     }
 
     #[test]
