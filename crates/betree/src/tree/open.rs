@@ -14,7 +14,9 @@ use std::sync::Arc;
 
 use ramet_block::failpoints::{self, Fault};
 use ramet_block::superblock::{read_superblock, scrub_copies, write_superblock};
-use ramet_block::{BLOCK_BYTES, Budget, Call, Device, Extent, JournalPos, Overlay, Superblock};
+use ramet_block::{
+    BLOCK_BYTES, Budget, Call, Device, Extent, JournalPos, Overlay, Superblock, SuperblockError,
+};
 use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 
 use crate::error::{Error, Result, io_error};
@@ -84,10 +86,19 @@ pub(crate) fn open_at(
         // did without. No checkpoint names them.
         Err(Error::NoSpace) => {
             tracing::debug!("a full volume is recovered without moving messages down");
-            let sb = read_superblock(&**dev).unwrap_or(sb);
+            let sb = newest_after(&**dev, sb)?;
             recover(dev, sb, options, Effort::Least)
         }
         opened => opened,
+    }
+}
+
+/// The superblock after a recovery that failed, and that may have written checkpoints: an older
+/// superblock would take their nodes for free space. Before `mkfs` has ended it is `sb`.
+fn newest_after(dev: &dyn Device, sb: Superblock) -> Result<Superblock> {
+    match read_superblock(dev) {
+        Err(SuperblockError::Unfinished) => Ok(sb),
+        newest => Ok(newest?),
     }
 }
 
@@ -405,6 +416,44 @@ mod tests {
 
     use super::*;
     use crate::{Batch, FormatOptions};
+
+    /// A device of which nothing can be read.
+    struct Unreadable(MemDevice);
+
+    impl Device for Unreadable {
+        fn len_bytes(&self) -> u64 {
+            self.0.len_bytes()
+        }
+
+        fn read_at(&self, _addr: u64, _buf: &mut [u8]) -> std::io::Result<()> {
+            Err(std::io::Error::other("a bad sector"))
+        }
+
+        fn write_at(&self, addr: u64, buf: &[u8]) -> std::io::Result<()> {
+            self.0.write_at(addr, buf)
+        }
+
+        fn sync(&self) -> std::io::Result<()> {
+            self.0.sync()
+        }
+
+        fn discard(&self, addr: u64, len_bytes: u64) -> std::io::Result<()> {
+            self.0.discard(addr, len_bytes)
+        }
+    }
+
+    #[test]
+    fn a_second_recovery_begins_at_no_older_superblock_than_the_newest() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
+        Tree::format(&dev, &FormatOptions::default()).expect("formats");
+        let newest = read_superblock(&*dev).expect("there is one");
+        let mut older = newest.clone();
+        older.generation -= 1;
+        let found = newest_after(&*dev, older.clone()).expect("reads");
+        assert_eq!(found.generation, newest.generation);
+        let unreadable = Unreadable(MemDevice::new(32 << 20));
+        assert!(newest_after(&unreadable, older).is_err());
+    }
 
     #[test]
     fn recovery_that_moves_nothing_down_finds_all_batches() {

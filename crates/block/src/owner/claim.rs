@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::SuperblockError;
 use crate::device::Device;
-use crate::superblock::read_superblock;
+use crate::superblock::{are_copies_outdated, read_superblock};
 
 use super::blocks::{
     CLAIMS, INTENTS, Marks, PULSES, Seen, Standing, standing, write_both, write_one,
@@ -78,8 +78,9 @@ impl Claimant<'_> {
             judged.marks = self.wait(judged.marks)?;
         }
         let since = self.claim(&judged.marks)?;
-        if is_waiting {
-            // Another machine may have written the blocks that were read here before.
+        // Another machine may have written the blocks that were read here before. One that closed
+        // the volume has written a superblock.
+        if is_waiting || are_copies_outdated(self.device) {
             self.device.forget_read(0, self.device.len_bytes());
         }
         Ok(since)

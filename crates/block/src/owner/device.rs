@@ -366,9 +366,7 @@ impl Device for OwnedDevice {
 
     fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
         let lease = &self.lease;
-        let _busy = Busy::new(lease);
-        lease.check()?;
-        lease.device.discard(addr, len_bytes)
+        lease.change(|| lease.device.discard(addr, len_bytes))
     }
 
     fn is_sparse(&self) -> bool {
@@ -385,12 +383,21 @@ impl Device for OwnedDevice {
 
     fn allocate(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
         let lease = &self.lease;
-        let _busy = Busy::new(lease);
-        lease.check()?;
-        lease.device.allocate(addr, len_bytes)
+        lease.change(|| lease.device.allocate(addr, len_bytes))
     }
 
     fn release(&self) -> io::Result<()> {
+        // Writes of this owner must not arrive behind those of the next one.
+        let lease = &self.lease;
+        let is_synced = lease.changes.load(Ordering::SeqCst) == lease.synced.load(Ordering::SeqCst);
+        if !is_synced
+            && !lease.is_closed.load(Ordering::Acquire)
+            && let Err(error) = self.sync()
+        {
+            lease.lost.get_or_init(|| "not synced".into());
+            let _ = self.end();
+            return Err(error);
+        }
         self.end()
     }
 }

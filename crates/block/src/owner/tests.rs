@@ -14,7 +14,7 @@ use super::blocks::*;
 use super::claim::PATIENCE;
 use super::device::Round;
 use super::*;
-use crate::superblock::{AREA_END, SuperblockError, write_superblock};
+use crate::superblock::{AREA_END, SuperblockError, read_superblock, write_superblock};
 use crate::{
     Codec, Extent, FORMAT_VERSION, JournalPos, Label, MemDevice, MetadataCopies, PageRef,
     Superblock,
@@ -102,6 +102,8 @@ struct Disk {
     faults: Mutex<Faults>,
     writes: Mutex<Vec<u64>>,
     syncs: Mutex<u64>,
+    /// The writes before the last sync.
+    synced: Mutex<usize>,
 }
 
 impl Disk {
@@ -112,6 +114,7 @@ impl Disk {
             faults: Mutex::default(),
             writes: Mutex::default(),
             syncs: Mutex::default(),
+            synced: Mutex::default(),
         };
         for generation in [1, 2] {
             write_superblock(&disk.bytes, &superblock(generation)).unwrap();
@@ -159,11 +162,60 @@ impl Device for Disk {
 
     fn sync(&self) -> io::Result<()> {
         *self.syncs.lock() += 1;
+        *self.synced.lock() = self.writes.lock().len();
         Ok(())
     }
 
     fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
         self.bytes.discard(addr, len_bytes)
+    }
+}
+
+/// A disk as one machine sees it, whose cache keeps all that it has read.
+struct Cached {
+    disk: Arc<Disk>,
+    cache: Mutex<Option<Vec<u8>>>,
+}
+
+impl Device for Cached {
+    fn len_bytes(&self) -> u64 {
+        self.disk.len_bytes()
+    }
+
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        let mut cache = self.cache.lock();
+        let cached = cache.get_or_insert_with(|| {
+            let mut all = vec![0; usize::try_from(self.disk.len_bytes()).unwrap()];
+            self.disk.read_at(0, &mut all).unwrap();
+            all
+        });
+        let at = usize::try_from(addr).unwrap();
+        buf.copy_from_slice(&cached[at..at + buf.len()]);
+        Ok(())
+    }
+
+    fn read_fresh(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.disk.read_at(addr, buf)
+    }
+
+    fn forget_read(&self, _addr: u64, _len_bytes: u64) {
+        *self.cache.lock() = None;
+    }
+
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        if let Some(cached) = &mut *self.cache.lock() {
+            let at = usize::try_from(addr).unwrap();
+            cached[at..at + buf.len()].copy_from_slice(buf);
+        }
+        self.disk.write_at(addr, buf)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.disk.sync()
+    }
+
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        self.disk.discard(addr, len_bytes)
     }
 }
 
@@ -203,7 +255,7 @@ struct Taken {
     notes: Vec<String>,
 }
 
-fn open(disk: &Arc<Disk>, host: &Arc<Host>) -> Taken {
+fn open(disk: &Arc<impl Device + 'static>, host: &Arc<Host>) -> Taken {
     let begun = host.now();
     let mut notes = Vec::new();
     let device = OwnedDevice::claim(disk.clone(), host.clone(), Contents::Volume, &mut |note| {
@@ -266,6 +318,65 @@ fn a_volume_that_was_closed_is_taken_at_once() {
     assert_eq!(inspect(&*disk).0.unwrap().host, "other");
     drop(device);
     assert_eq!(inspect(&*disk), (None, Vec::new()));
+}
+
+#[test]
+fn a_volume_that_another_machine_closed_meanwhile_is_not_read_from_an_old_cache() {
+    let (_, one, other) = hosts();
+    let disk = Disk::new();
+    let seen_by_other = Arc::new(Cached {
+        disk: Arc::clone(&disk),
+        cache: Mutex::default(),
+    });
+    drop(at_once(open(&seen_by_other, &other)));
+    let generation = || read_superblock(&*seen_by_other).unwrap().generation;
+    assert_eq!(generation(), 2);
+    let first = at_once(open(&disk, &one));
+    first.write_at(DATA, &[9]).unwrap();
+    write_superblock(&first, &superblock(3)).unwrap();
+    drop(first);
+    let second = at_once(open(&seen_by_other, &other));
+    assert_eq!(generation(), 3);
+    let mut byte = [0];
+    second.read_at(DATA, &mut byte).unwrap();
+    assert_eq!(byte, [9]);
+}
+
+#[test]
+fn all_writes_are_synced_before_a_volume_is_nobodys() {
+    let (_, one, _) = hosts();
+    let disk = Disk::new();
+    let device = at_once(open(&disk, &one));
+    device.write_at(DATA, &[1]).unwrap();
+    device.sync().unwrap();
+    device.write_at(DATA + 4096, &[1]).unwrap();
+    device.release().unwrap();
+    let late = disk.writes.lock().split_off(*disk.synced.lock());
+    assert_eq!(late, CLAIMS);
+    let syncs = *disk.syncs.lock();
+    let device = at_once(open(&disk, &one));
+    device.write_at(DATA, &[2]).unwrap();
+    device.sync().unwrap();
+    device.release().unwrap();
+    assert_eq!(
+        *disk.syncs.lock(),
+        syncs + 1,
+        "one that is synced is not synced again"
+    );
+}
+
+#[test]
+fn an_owner_that_gives_room_back_shows_that_it_lives() {
+    let (_, one, _) = hosts();
+    let disk = Disk::new();
+    let device = at_once(open(&disk, &one));
+    let mut round = Round::default();
+    while device.lease.renew(&mut round) {}
+    device.discard(DATA, 4096).unwrap();
+    assert!(device.lease.renew(&mut round));
+    while device.lease.renew(&mut round) {}
+    device.allocate(DATA, 4096).unwrap();
+    assert!(device.lease.renew(&mut round));
 }
 
 #[test]

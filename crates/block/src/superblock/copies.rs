@@ -40,6 +40,18 @@ pub fn read_superblock(device: &dyn Device) -> Result<Superblock, SuperblockErro
     choose(read_copies(device), device.len_bytes())
 }
 
+/// Whether a copy that [`read_superblock`] sees is another one on the medium, where another machine
+/// may have written it: the caches of this machine are old then. Reads past them.
+pub(crate) fn are_copies_outdated(device: &dyn Device) -> bool {
+    let is_outdated = |addr: &u64| {
+        let [mut seen, mut fresh] = [vec![0; BYTES], vec![0; BYTES]];
+        let read = device.read_at(*addr, &mut seen);
+        let read = read.and_then(|()| device.read_fresh(*addr, &mut fresh));
+        read.is_ok() && seen != fresh
+    };
+    SLOTS.iter().flatten().any(is_outdated)
+}
+
 /// Goes back to the superblock that is left when the other slot is lost, for good. Later changes
 /// are lost, and the space that they took may hold their bytes. Durable on return.
 ///

@@ -19,6 +19,7 @@ mod copies;
 mod format;
 
 pub use choose::{Copy, choose};
+pub(crate) use copies::are_copies_outdated;
 pub use copies::{BadCopy, go_back, read_copies, read_superblock, scrub_copies, write_superblock};
 pub use format::{
     AREA_END, FORMAT_VERSION, JournalPos, MetadataCopies, SLOTS, Superblock, SuperblockError,
