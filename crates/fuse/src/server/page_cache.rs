@@ -41,6 +41,9 @@ pub(crate) struct PageCache {
     /// Number of requests that wrote pages back, so far.
     written_back: AtomicU64,
     workers: Workers,
+    /// One thread for the waits for held files. Many files take it long, and no request that needs
+    /// another page waits meanwhile.
+    held_worker: Workers,
 }
 
 impl PageCache {
@@ -60,6 +63,7 @@ impl PageCache {
             held: Arc::new(Held::new(Instant::now())),
             written_back: AtomicU64::new(0),
             workers: Workers::lasting("pages", THREADS)?,
+            held_worker: Workers::lasting("held", 1)?,
         })
     }
 
@@ -123,19 +127,17 @@ impl PageCache {
     }
 
     /// Has the kernel wait for pages whose write-back a program may hold up, if there may be any.
-    /// Answers the number of the wait.
+    /// Answers the number of the wait, which begins after this call. However many calls come, one
+    /// wait at most runs and one is due.
     pub(crate) fn wait_for_held(&self) -> Option<u64> {
-        let files = self.held.lately(Instant::now());
-        if files.is_empty() {
-            return None;
-        }
         let kernel = self.kernel.clone();
-        let wait = move || {
+        let wait = move |files: Vec<Ino>| {
             for ino in files {
                 kernel.write_back(ino);
             }
         };
-        Some(self.held.begin(wait, |wait| self.workers.run(wait)))
+        let run = |job| self.held_worker.run(job);
+        self.held.begin(Instant::now(), wait, run)
     }
 
     /// Whether the wait of this number has ended.
@@ -256,6 +258,8 @@ mod tests {
     const STORE: i32 = 4;
     /// Length of a notification about pages, without the bytes that follow it.
     const NOTIFICATION_BYTES: usize = 40;
+    /// Bytes that a pipe holds.
+    const FULL: usize = 1 << 16;
 
     fn page_cache() -> (PageCache, PipeReader) {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
@@ -290,9 +294,9 @@ mod tests {
     fn a_write_into_the_page_of_the_tail_does_not_wait_for_its_own_lock() {
         let (pages, mut notifications) = page_cache();
         // A pipe that is full holds the worker up, as the lock of the page does.
-        let (tail, full) = (Tail::of(100, 4096), 1 << 16);
-        let to_kernel = pages.kernel.clone();
-        to_kernel.store_zeros(ROOT_INO, 0, full - NOTIFICATION_BYTES);
+        let tail = Tail::of(100, 4096);
+        let zeros = FULL - NOTIFICATION_BYTES;
+        pages.kernel.store_zeros(ROOT_INO, 0, zeros);
         let begin = Instant::now();
         pages.clear_tail_of_write(ROOT_INO, tail, 200);
         assert!(begin.elapsed() < TAIL_PATIENCE, "{:?}", begin.elapsed());
@@ -332,6 +336,25 @@ mod tests {
             (4096, 0, 40),
             "up to the end, once"
         );
+    }
+
+    #[test]
+    fn calls_that_wait_for_held_files_share_one_wait_behind_the_one_that_runs() {
+        let (pages, mut notifications) = page_cache();
+        // A pipe that is full holds the wait up, as the lock of a page does.
+        let zeros = FULL - NOTIFICATION_BYTES;
+        pages.kernel.store_zeros(ROOT_INO, 0, zeros);
+        pages.held.note(ROOT_INO, Instant::now());
+        let numbers: Vec<_> = (0..100_000).map(|_| pages.wait_for_held()).collect();
+        assert!(numbers.iter().all(|number| *number <= Some(2)));
+        let last = numbers[numbers.len() - 1].unwrap();
+        assert!(!pages.has_ended(last));
+        let mut full = vec![0; FULL];
+        notifications.read_exact(&mut full).unwrap();
+        drop(pages);
+        let mut sent = Vec::new();
+        notifications.read_to_end(&mut sent).unwrap();
+        assert!(sent.len() <= 2 * NOTIFICATION_BYTES, "{} bytes", sent.len());
     }
 
     #[test]
