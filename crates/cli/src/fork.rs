@@ -105,7 +105,8 @@ impl<'a> Forking<'a> {
         }
     }
 
-    /// Makes the fork `name`. The answer is none if that name is taken.
+    /// Makes the fork `name`. The answer is none if that name is taken. A fork whose worktrees may
+    /// lead to the repository of the source is dropped again.
     fn make(&self, name: &OsStr) -> Outcome<Option<Made>> {
         let target = Target {
             root: self
@@ -120,7 +121,7 @@ impl<'a> Forking<'a> {
         if !with_source(source, |source| self.make_of(source, &target))? {
             return Ok(None);
         }
-        let settled = settle(&repository::New {
+        let settled = repository::settle(&repository::New {
             src: &self.src,
             path: &target.path,
             stands_at: self.of.stands_at.as_deref(),
@@ -128,10 +129,21 @@ impl<'a> Forking<'a> {
             name,
             is_moved: self.of.is_moved,
         });
-        Ok(Some(Made {
-            path: target.path,
-            settled,
-        }))
+        match settled {
+            Ok(settled) => Ok(Some(Made {
+                path: target.path,
+                settled,
+            })),
+            Err(failure) => {
+                let top = target.root.look_at(name).map(|stat| stat.st_ino);
+                let top = top.map_err(|e| mounted(&target.path, e))?;
+                drop_known(&target.path, top, false).unwrap_or_else(complain);
+                Err(Failure::new(format!(
+                    "not forked, as a commit in a linked worktree of the fork may move a branch of \
+                     the original: {failure}. 'ramet clone' copies the directory all the same"
+                )))
+            }
+        }
     }
 
     /// Makes the fork `target` of `source`, unless that name is taken. Tells whether it did.
@@ -231,16 +243,6 @@ fn beside((src, source): (&Path, &Seen), inside: &str) -> Outcome<Target> {
 pub fn absolute(path: &Path) -> Outcome<PathBuf> {
     let dir = resolve::directory(path)?;
     resolve::path_of(&dir).map_err(|e| Failure::system(path, e))
-}
-
-/// Settles the repository of a fork that is there, and tells a failure.
-fn settle(new: &repository::New<'_>) -> Settled {
-    repository::settle(new).unwrap_or_else(|failure| {
-        complain(format_args!(
-            "forked, but its repository is as a copy: {failure}"
-        ));
-        Settled::default()
-    })
 }
 
 fn numbered(name: &OsStr, tail: &str) -> OsString {
@@ -479,7 +481,7 @@ pub fn reset(args: &args::Reset) -> Outcome {
         Some(src) => src,
         None => absolute(&args.fork)?,
     };
-    settle(&repository::New {
+    let settled = repository::settle(&repository::New {
         src: &src,
         path: &args.fork,
         stands_at: None,
@@ -487,5 +489,10 @@ pub fn reset(args: &args::Reset) -> Outcome {
         name: &fork.name,
         is_moved: true,
     });
-    Ok(())
+    settled.map(drop).map_err(|failure| {
+        Failure::new(format!(
+            "reset, but a commit in a linked worktree of the fork may move a branch of the \
+             original: {failure}"
+        ))
+    })
 }

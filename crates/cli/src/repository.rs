@@ -87,7 +87,11 @@ pub struct New<'a> {
 }
 
 /// Makes the repository at the top of a new fork one of its own, and tells paths that still lead
-/// out of it. The answer is the files that were written for that.
+/// out of it. The answer is the files that were written for that. Locks and an index that cannot be
+/// changed stay as they are, and are told.
+///
+/// # Errors
+/// A linked worktree may still lead to the repository of the source.
 pub fn settle(new: &New<'_>) -> Outcome<Settled> {
     let failed = |e| Failure::system(&new.path.join(".git"), e);
     let top = resolve::directory(new.path)?;
@@ -97,7 +101,6 @@ pub fn settle(new: &New<'_>) -> Outcome<Settled> {
         }
         git => git.map_err(failed)?,
     };
-    let repositories = drop_locks(&git).map_err(failed)?;
     let places = Places {
         src: new.src.to_owned(),
         fork: match new.stands_at {
@@ -106,9 +109,13 @@ pub fn settle(new: &New<'_>) -> Outcome<Settled> {
         },
         is_moved: new.is_moved,
     };
-    let worktrees = places.settle_worktrees(&top, &git).map_err(failed)?;
+    // First, as a commit in a worktree that leads to the source moves a branch there.
+    let (worktrees, done) = places.settle_worktrees(&top, &git);
+    let repositories = places.drop_locks(&git);
     let outer = setting_at(&git, (&places.fork.join(".git"), Path::new("")), WORKTREE);
-    places.tell(&git, outer.as_deref()).map_err(failed)?;
+    if let Err(e) = places.tell(&git, outer.as_deref()) {
+        complain(places.failed(Path::new("objects/info/alternates"), e));
+    }
     let mut trees = vec![(PathBuf::new(), outer.unwrap_or_else(|| PathBuf::from("..")))];
     let modules = repositories.into_iter();
     let modules = modules.filter(|path| path.starts_with("modules"));
@@ -140,7 +147,7 @@ pub fn settle(new: &New<'_>) -> Outcome<Settled> {
             )),
         }
     }
-    Ok(Settled { indexes, worktrees })
+    done.map(|()| Settled { indexes, worktrees })
 }
 
 /// A path without characters that a terminal acts on: another user may have chosen its names.
@@ -148,41 +155,9 @@ fn shown(path: &Path) -> String {
     escaped(path.as_os_str().as_bytes())
 }
 
-/// Removes the lock files of programs that worked on the original. The answer is the directories of
-/// repositories with an index.
-fn drop_locks(git: &OwnedFd) -> Answer<Vec<PathBuf>> {
-    let mut todo = vec![PathBuf::new()];
-    let mut repositories = Vec::new();
-    let mut count = 0;
-    while let Some(path) = todo.pop() {
-        count += 1;
-        if count > DIRS_MAX {
-            break;
-        }
-        let dir = dir_at(git, Path::new(".").join(&path))?;
-        let all = names(&dir)?;
-        let has = |wanted: &str| all.iter().any(|(name, _)| name == wanted);
-        let is_repository = has("HEAD");
-        if is_repository && has("index") {
-            repositories.push(path.clone());
-        }
-        for (name, kind) in all {
-            let is_lock = name.as_bytes().ends_with(b".lock") || name == "gc.pid";
-            match kind {
-                FileType::Directory if is_repository && name == "objects" => {
-                    for (below, name) in OBJECT_LOCKS {
-                        if let Ok(dir) = dir_at(&dir, Path::new("objects").join(below)) {
-                            let _ = unlinkat(&dir, name, AtFlags::empty());
-                        }
-                    }
-                }
-                FileType::Directory => todo.push(path.join(name)),
-                _ if is_lock => unlinkat(&dir, &name, AtFlags::empty())?,
-                _ => {}
-            }
-        }
-    }
-    Ok(repositories)
+/// Whether a name is that of a lock file of git.
+fn is_lock(name: &OsStr) -> bool {
+    name.as_bytes().ends_with(b".lock") || name == "gc.pid"
 }
 
 /// The source and the fork, absolute and without links.
@@ -194,27 +169,109 @@ struct Places {
 }
 
 impl Places {
+    /// The failure of an entry of the fork's repository.
+    fn failed(&self, path: &Path, e: Errno) -> Failure {
+        Failure::system(&self.fork.join(".git").join(path), e)
+    }
+
+    /// Removes the lock files of programs that worked on the original, and tells those that stay.
+    /// The answer is the directories of repositories with an index.
+    fn drop_locks(&self, git: &OwnedFd) -> Vec<PathBuf> {
+        let mut todo = vec![PathBuf::new()];
+        let mut repositories = Vec::new();
+        let mut count = 0;
+        while let Some(path) = todo.pop() {
+            count += 1;
+            if count > DIRS_MAX {
+                break;
+            }
+            let looked = dir_at(git, Path::new(".").join(&path));
+            let looked = looked.and_then(|dir| names(&dir).map(|all| (dir, all)));
+            let (dir, all) = match looked {
+                Ok(looked) => looked,
+                Err(e) => {
+                    let why = "not searched for locks of programs that work on the original";
+                    complain(format_args!("{}: {why}", self.failed(&path, e)));
+                    continue;
+                }
+            };
+            let has = |wanted: &str| all.iter().any(|(name, _)| name == wanted);
+            let is_repository = has("HEAD");
+            if is_repository && has("index") {
+                repositories.push(path.clone());
+            }
+            for (name, kind) in all {
+                match kind {
+                    FileType::Directory if is_repository && name == "objects" => {
+                        for (below, name) in OBJECT_LOCKS {
+                            let below = Path::new("objects").join(below);
+                            if let Ok(dir) = dir_at(&dir, &below) {
+                                self.drop_lock(&dir, &path.join(below).join(name));
+                            }
+                        }
+                    }
+                    FileType::Directory => todo.push(path.join(name)),
+                    _ if is_lock(&name) => self.drop_lock(&dir, &path.join(name)),
+                    _ => {}
+                }
+            }
+        }
+        repositories
+    }
+
+    /// Removes the lock file at a path in the repository from its directory, or tells that it stays.
+    fn drop_lock(&self, dir: &OwnedFd, path: &Path) {
+        let name = path.file_name().unwrap_or_default();
+        match unlinkat(dir, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(e) => complain(format_args!(
+                "{}: this lock of a program that works on the original stays",
+                self.failed(path, e)
+            )),
+        }
+    }
+
     /// Linked worktrees that lie in the source are in the fork as well, and belong to the fork's
     /// repository there. The entries of others go: git would take the worktrees of the original
-    /// for those of the fork. The answer is the worktrees that stay.
-    fn settle_worktrees(&self, top: &OwnedFd, git: &OwnedFd) -> Answer<Vec<Led>> {
-        let Ok(dir) = dir_at(git, "worktrees") else {
-            return Ok(Vec::new());
+    /// for those of the fork. The answer is the worktrees that stay, and the first failure: the
+    /// others are settled all the same.
+    fn settle_worktrees(&self, top: &OwnedFd, git: &OwnedFd) -> (Vec<Led>, Outcome) {
+        let (mut inside, mut done) = (Vec::new(), Ok(()));
+        let looked = match dir_at(git, "worktrees") {
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return (inside, done),
+            looked => looked.and_then(|dir| names(&dir).map(|all| (dir, all))),
         };
-        let mut inside = Vec::new();
-        for (name, _) in names(&dir)? {
+        let (dir, all) = match looked {
+            Ok(looked) => looked,
+            Err(e) => return (inside, Err(self.failed(Path::new("worktrees"), e))),
+        };
+        for (name, _) in all {
             let entry = Path::new("worktrees").join(&name);
-            match working_trees::worktree(top, (git, &entry), &self.src)? {
-                Some(tree) => {
-                    working_trees::lead(top, &self.fork, (git, &entry), &tree)?;
-                    inside.push(self.led(top, tree, entry)?);
-                }
-                None => Root(resolve::readable(&dir)?).remove(&name)?,
+            match self.settle_worktree(top, (git, &dir), &name) {
+                Ok(led) => inside.extend(led),
+                Err(e) if done.is_ok() => done = Err(self.failed(&entry, e)),
+                Err(_) => {}
             }
         }
         // The directory stays if entries are left.
         let _ = unlinkat(git, "worktrees", AtFlags::REMOVEDIR);
-        Ok(inside)
+        (inside, done)
+    }
+
+    /// Settles the worktree that has an entry of this name in the directory of the repository.
+    fn settle_worktree(
+        &self,
+        top: &OwnedFd,
+        (git, dir): (&OwnedFd, &OwnedFd),
+        name: &OsStr,
+    ) -> Answer<Option<Led>> {
+        let entry = Path::new("worktrees").join(name);
+        let Some(tree) = working_trees::worktree(top, (git, &entry), &self.src)? else {
+            Root(resolve::readable(dir)?).remove(name)?;
+            return Ok(None);
+        };
+        working_trees::lead(top, &self.fork, (git, &entry), &tree)?;
+        self.led(top, tree, entry).map(Some)
     }
 
     /// A linked worktree and its entry that lead to each other now.

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, SystemTime};
@@ -112,6 +113,84 @@ fn locks_of_programs_that_work_on_the_original_are_not_in_a_fork() {
         "project-fork-1",
         &["commit", "-q", "--allow-empty", "-m", "second"],
     );
+    desk.end();
+}
+
+/// `nobody`, which every Debian has.
+const USER: u32 = 65534;
+
+/// Gives the mount to [`USER`], closes directories of the repository as that user would, and runs
+/// the command as that user.
+fn ramet_as_user(desk: &Desk, modes: &[(&str, u32)], args: &[&str]) -> Output {
+    run_ok("chown", &["-R", &USER.to_string(), &desk.at("")]);
+    for (dir, mode) in modes {
+        let path = desk.at(&format!("project/.git/{dir}"));
+        fs::set_permissions(path, fs::Permissions::from_mode(*mode)).expect("tests run as root");
+    }
+    let mut command = Command::new(desk.bed.command_for_others());
+    command.args(args).uid(USER).gid(USER);
+    command.output().expect("the command runs")
+}
+
+#[test]
+fn a_lock_that_stays_ends_no_settling_of_worktrees() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: no other user can run the command");
+        return;
+    }
+    let desk = Desk::new();
+    desk.git("project", &["worktree", "add", "-q", "inner"]);
+    for dir in ["closed", "held", "open"] {
+        fs::create_dir(desk.at(&format!("project/.git/{dir}"))).expect("there is room");
+        desk.write(&format!("project/.git/{dir}/one.lock"), "1");
+    }
+    let modes = [("closed", 0), ("held", 0o555)];
+    let out = ramet_as_user(&desk, &modes, &["fork", &desk.at("project")]);
+    let text = said(&out);
+    assert!(out.status.success(), "{text}");
+    for told in [
+        "project-fork-1/.git/closed:",
+        "project-fork-1/.git/held/one.lock:",
+    ] {
+        assert!(text.contains(told), "{told} in {text}");
+    }
+    assert_eq!(text.lines().count(), 3, "{text}");
+    assert!(!desk.exists("project-fork-1/.git/open/one.lock"));
+    let led = fs::read_to_string(desk.at("project-fork-1/inner/.git")).expect("it was forked");
+    assert!(
+        led.contains("/project-fork-1/.git/worktrees/inner"),
+        "{led}"
+    );
+    desk.end();
+}
+
+#[test]
+fn a_tree_whose_worktrees_cannot_be_settled_is_not_forked() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: no other user can run the command");
+        return;
+    }
+    let desk = Desk::new();
+    desk.git("project", &["worktree", "add", "-q", "inner"]);
+    let project = desk.at("project");
+    for modes in [
+        [("worktrees", 0), ("worktrees/inner", 0o755)],
+        [("worktrees", 0o755), ("worktrees/inner", 0)],
+    ] {
+        for args in [
+            &["fork", &project][..],
+            &["try", "--own-path", "--keep", &project, "--", "true"],
+        ] {
+            let out = ramet_as_user(&desk, &modes, args);
+            let text = said(&out);
+            assert!(!out.status.success(), "{modes:?} {args:?}: {text}");
+            assert!(text.contains("not forked"), "{text}");
+            assert!(text.contains("ramet clone"), "{text}");
+        }
+        for fork in ["project-fork-1", "project.try-1"] {
+            assert!(!desk.exists(fork), "{modes:?}: {fork}");
+        }
+    }
     desk.end();
 }
 
