@@ -14,9 +14,9 @@ use rustix::process::geteuid;
 
 use crate::args::{Init, Mkfs, Mount};
 use crate::control::Root;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{self, Failure, Outcome};
 use crate::home::{Home, absolute};
-use crate::output::say;
+use crate::output::{complain, say};
 use crate::size::Size;
 use crate::{mkfs, mount, mounts};
 
@@ -50,7 +50,7 @@ pub fn run(args: &Init) -> Outcome {
             dir: Some(home.dir.clone()),
         })?;
     }
-    at_login(args, &home)?;
+    let login = at_login(args, &home);
     if !geteuid().is_root() {
         say!(
             "root (sudo, docker) cannot look into {}: a mount serves its user only, unless \
@@ -58,7 +58,7 @@ pub fn run(args: &Init) -> Outcome {
             home.dir.display()
         )?;
     }
-    Ok(())
+    login
 }
 
 /// Whether the volume is mounted already. Refuses a directory that cannot become the mount point, and
@@ -218,33 +218,86 @@ fn install_unit(home: &Home) -> Outcome {
     make_dir(&folder, 0o755)?;
     let path = folder.join("ramet.service");
     let program = std::env::current_exe().map_err(|e| Failure::system(Path::new("ramet"), e))?;
-    let text = unit(&program, home);
-    fs::write(&path, text).map_err(|e| Failure::system(&path, e))?;
-    say!("{}: mounts it at each login", path.display())?;
-    for call in [&["daemon-reload"][..], &["enable", "ramet.service"]] {
-        let mut command = Command::new("systemctl");
-        command.arg("--user").args(call).stdin(Stdio::null());
-        let done = command.output();
-        if !done.is_ok_and(|out| out.status.success()) {
-            say!(
-                "systemctl --user {}: run it at the next login",
-                call.join(" ")
-            )?;
-        }
+    if put_unit(&path, &program, home)? {
+        say!("{}: mounts it at each login", path.display())?;
+    } else {
+        let why = "is there already, and is not as this command writes it: it stays as it is. \
+                   Without it, this command writes it anew";
+        complain(Failure::at(&path, why));
     }
-    say!("'loginctl enable-linger' mounts it at boot, and keeps it when the last session ends")
+    let enabled = enable("systemctl");
+    say!("'loginctl enable-linger' mounts it at boot, and keeps it when the last session ends")?;
+    enabled
 }
 
-/// The unit of systemd.
-fn unit(program: &Path, home: &Home) -> String {
-    let [program, volume, dir] = [program, home.volume.as_path(), home.dir.as_path()].map(in_unit);
+/// Writes the unit, unless a file is there that this command has not written so. Tells whether the
+/// unit is as this command writes it.
+fn put_unit(path: &Path, program: &Path, home: &Home) -> Outcome<bool> {
+    let failed = |e| Failure::system(path, e);
+    let text = unit(&in_unit(program), home);
+    match fs::read(path) {
+        Ok(old) if old == text.as_bytes() => return Ok(true),
+        Ok(old) if !is_of_init(&old, home) => return Ok(false),
+        // The program was elsewhere then.
+        Ok(_) => {}
+        Err(e) if e.kind() == ErrorKind::NotFound => {}
+        Err(e) => return Err(failed(e)),
+    }
+    fs::write(path, text).map_err(failed)?;
+    Ok(true)
+}
+
+/// Whether this command, with any path of the program, writes the bytes as the unit.
+fn is_of_init(bytes: &[u8], home: &Home) -> bool {
+    let text = String::from_utf8_lossy(bytes);
+    let program = text.lines().find_map(|line| {
+        let call = line.strip_prefix("ExecStart=")?;
+        call.strip_suffix(&mount_call(home))
+    });
+    program.is_some_and(|program| unit(program, home) == text)
+}
+
+/// Has systemd mount the volume at each login, by the program `systemctl`.
+///
+/// # Errors
+/// A call failed. The others are made all the same.
+fn enable(systemctl: &str) -> Outcome {
+    let mut done = Ok(());
+    for call in [&["daemon-reload"][..], &["enable", "ramet.service"]] {
+        let mut command = Command::new(systemctl);
+        command.arg("--user").args(call).stdin(Stdio::null());
+        let why = match command.output() {
+            Ok(out) if out.status.success() => continue,
+            Ok(out) if out.stderr.is_empty() => format!("ended by {}", out.status),
+            Ok(out) => String::from_utf8_lossy(&out.stderr).trim().to_owned(),
+            Err(e) => failure::reason(&e),
+        };
+        let call = call.join(" ");
+        let failed = format!("systemctl --user {call}: {why}: run it at the next login");
+        if done.is_ok() {
+            done = Err(Failure::new(failed));
+        } else {
+            complain(failed);
+        }
+    }
+    done
+}
+
+/// The command line behind the program that mounts the volume.
+fn mount_call(home: &Home) -> String {
+    format!(" mount {} {}", in_unit(&home.volume), in_unit(&home.dir))
+}
+
+/// The unit of systemd, with the program as a word of a unit.
+fn unit(program: &str, home: &Home) -> String {
+    let (mount, dir) = (mount_call(home), in_unit(&home.dir));
     format!(
         "[Unit]\n\
          Description=Ramet volume of the user\n\
          Documentation=man:ramet(1)\n\n\
          [Service]\n\
          Type=forking\n\
-         ExecStart={program} mount {volume} {dir}\n\
+         ExecStart={program}{mount}\n\
          ExecStop={program} umount {dir}\n\
          TimeoutSec=10min\n\
          KillMode=mixed\n\n\
@@ -339,13 +392,49 @@ mod tests {
     }
 
     #[test]
+    fn a_unit_that_the_user_wrote_stays() {
+        let top = tempfile::tempdir().unwrap();
+        let path = top.path().join("ramet.service");
+        let home = Home {
+            user: "/home/a".into(),
+            volume: "/home/a/image".into(),
+            dir: "/home/a/100% mine".into(),
+        };
+        let put = |program: &str| put_unit(&path, Path::new(program), &home).unwrap();
+        assert!(put("/old place/ramet"));
+        let first = fs::read_to_string(&path).unwrap();
+        assert!(put("/usr/bin/ramet"));
+        let written = fs::read_to_string(&path).unwrap();
+        assert_ne!(written, first);
+        assert!(put("/usr/bin/ramet"));
+        for own in [
+            written.replace("[Install]", "Nice=5\n\n[Install]"),
+            written.replace("ramet\" mount", "ramet\" mount --log=/home/a/log"),
+            written.replace("ExecStop=\"/usr", "ExecStop=\"/opt"),
+            String::new(),
+        ] {
+            assert_ne!(own, written);
+            fs::write(&path, &own).unwrap();
+            assert!(!put("/usr/bin/ramet"));
+            assert_eq!(fs::read_to_string(&path).unwrap(), own);
+        }
+    }
+
+    #[test]
+    fn a_systemctl_that_fails_is_a_failure() {
+        enable("true").unwrap();
+        enable("false").unwrap_err();
+        enable("/no/such/program").unwrap_err();
+    }
+
+    #[test]
     fn odd_paths_stay_one_word() {
         let home = Home {
             user: "/home/a b".into(),
             volume: "/home/a b/50%/d".into(),
             dir: "/home/a b/$x\"".into(),
         };
-        let text = unit(Path::new("/usr/bin/ramet"), &home);
+        let text = unit(&in_unit(Path::new("/usr/bin/ramet")), &home);
         let line =
             "ExecStart=\"/usr/bin/ramet\" mount \"/home/a b/50%%/d\" \"/home/a b/$$x\\\"\"\n";
         assert!(text.contains(line), "{text}");
