@@ -87,7 +87,7 @@ pub fn unnamed_like(dir: impl AsFd, bytes: &[u8], like: &Stat) -> Answer<File> {
 }
 
 /// Gives a file without a name its first one.
-pub fn name_at(file: &File, dir: impl AsFd, name: impl rustix::path::Arg) -> Answer {
+pub fn name_at(file: &impl AsRawFd, dir: impl AsFd, name: impl rustix::path::Arg) -> Answer {
     let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
     linkat(CWD, unnamed, dir, name, AtFlags::SYMLINK_FOLLOW)
 }

@@ -5,19 +5,21 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use ramet_fs::control::SYNC;
 use rustix::fs::{
-    AtFlags, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, mkdirat, openat, renameat_with,
-    unlinkat,
+    AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, mkdirat, openat,
+    renameat_with, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::args::{self, Transfer};
-use crate::beneath::hidden_name;
+use crate::beneath::{hidden_name, name_at};
 use crate::control::{
     self, Root, Seen, Target, ends_with_slash, is_dir, is_same, kind_refusal, mounted,
 };
 use crate::failure::{Failure, Outcome, status};
+use crate::import::sink::Durable;
 use crate::import::{self, Source};
 use crate::output::complain;
 use crate::resolve;
@@ -86,11 +88,20 @@ fn put_one(
 /// Copies an object of another file system, a directory or not, to a Ramet mount. It has a name once
 /// it is whole.
 pub fn bring((src, source): (&Path, &Seen), target: &Target, is_replacing: bool) -> Outcome {
-    let staged = match source.is_dir() {
-        true => bring_tree((src, source), target)?,
-        false => bring_file((src, source), target)?,
+    let kind = FileType::from_raw_mode(source.stat.st_mode);
+    let staged = match kind {
+        FileType::Directory => bring_tree((src, source), target)?,
+        FileType::RegularFile => bring_file((src, source), target)?,
+        _ => bring_special((src, source), target)?,
     };
-    staged.publish(is_replacing)
+    staged.publish(is_replacing)?;
+    match kind {
+        FileType::Directory => target
+            .root
+            .call(SYNC, &mut [])
+            .map_err(|e| mounted(&target.path, e)),
+        _ => Ok(()),
+    }
 }
 
 fn bring_tree<'a>((src, source): (&Path, &Seen), target: &'a Target) -> Outcome<Staged<'a>> {
@@ -105,7 +116,8 @@ fn bring_tree<'a>((src, source): (&Path, &Seen), target: &'a Target) -> Outcome<
     // The directory that was seen: its path may lead to another object by now, and a name such as
     // '-' has a meaning of its own in an import.
     let dir = source.open_dir().map_err(|e| Failure::system(src, e))?;
-    let imported = import::import(&args, Source::Directory(dir.0))?;
+    // A sync would take its time while the tree has the hidden name.
+    let imported = import::import(&args, Source::Directory(dir.0), Durable::Later)?;
     if imported.told > 0 {
         return Err(Failure::at(src, "not copied: see above"));
     }
@@ -113,16 +125,35 @@ fn bring_tree<'a>((src, source): (&Path, &Seen), target: &'a Target) -> Outcome<
     Ok(staged)
 }
 
-/// Copies an object that is no directory, with all of its attributes.
+/// Copies a regular file, with all of its attributes. The copy has no name before it is whole: if
+/// this process is killed, no part of it is left.
 fn bring_file<'a>((src, source): (&Path, &Seen), target: &'a Target) -> Outcome<Staged<'a>> {
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let file = openat(&target.root.0, ".", flags, Mode::RUSR | Mode::WUSR);
+    let file = file.map_err(|e| mounted(&target.path, e))?;
+    copy_onto((src, source), &path_of_open(&file))?;
+    let staged = Staged::beside(target)?;
+    let named = name_at(&file, &staged.dir.0, &staged.name);
+    named.map_err(|e| mounted(&target.path, e))?;
+    Ok(staged)
+}
+
+/// Copies an object that is neither a directory nor a regular file, with all of its attributes.
+fn bring_special<'a>((src, source): (&Path, &Seen), target: &'a Target) -> Outcome<Staged<'a>> {
     let staged = Staged::apart(target)?;
+    copy_onto((src, source), &path_in(&staged.dir.0, &staged.name))?;
+    Ok(staged)
+}
+
+/// Copies an object that is no directory by cp(1).
+fn copy_onto((src, source): (&Path, &Seen), to: &Path) -> Outcome {
     let entry = source.entry.as_ref();
     let entry = entry.ok_or_else(|| Failure::system(src, Errno::ISDIR))?;
     let from = path_in(&entry.dir, &entry.name);
     let mut command = Command::new("cp");
     // As '--archive', but that says nothing of extended attributes that it leaves out.
     command.args(["-dR", "--preserve=all", "--no-target-directory", "--"]);
-    command.arg(&from).arg(path_in(&staged.dir.0, &staged.name));
+    command.arg(&from).arg(to);
     let ended = command.stdin(Stdio::null()).output();
     let ended = ended.map_err(|e| Failure::system(Path::new("cp"), e))?;
     let said = String::from_utf8_lossy(&ended.stderr);
@@ -133,14 +164,18 @@ fn bring_file<'a>((src, source): (&Path, &Seen), target: &'a Target) -> Outcome<
     if !said.is_empty() {
         complain(Failure::at(src, format!("copied, but: {}", said.trim())));
     }
-    Ok(staged)
+    Ok(())
+}
+
+/// The path of an open file of this process, also if the file has no name.
+fn path_of_open(file: &OwnedFd) -> PathBuf {
+    format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()).into()
 }
 
 /// A path by way of an open directory, wherever that has been moved. It holds for children of this
 /// process too.
 fn path_in(dir: &OwnedFd, name: &OsStr) -> PathBuf {
-    let dir = format!("/proc/{}/fd/{}", std::process::id(), dir.as_raw_fd());
-    Path::new(&dir).join(name)
+    path_of_open(dir).join(name)
 }
 
 /// A hidden name, under which a copy is made. It goes with the value.

@@ -30,7 +30,7 @@ use crate::failure::{Failure, Outcome, status};
 use crate::home::refuse_before_init;
 use crate::import::report::Report;
 use crate::import::rights::Rights;
-use crate::import::sink::Sink;
+use crate::import::sink::{Durable, Sink};
 use crate::import::tally::Tally;
 use crate::import::unpack::{Unpacked, unpacked};
 use crate::output::{complain, say};
@@ -73,7 +73,7 @@ impl Source {
 
 pub fn run(args: &Import) -> Outcome<u8> {
     let begun = Instant::now();
-    let imported = import(args, Source::of_argument(&args.src)?)?;
+    let imported = import(args, Source::of_argument(&args.src)?, Durable::AtOnce)?;
     tell(&imported, begun, args)?;
     Ok(if imported.told > 0 { status::FAILED } else { 0 })
 }
@@ -101,7 +101,7 @@ impl Imported {
 
 /// Imports a tree, and tells the user of nothing but doubtful objects. Messages name the source as
 /// `args` do.
-pub fn import(args: &Import, source: Source) -> Outcome<Imported> {
+pub fn import(args: &Import, source: Source, durable: Durable) -> Outcome<Imported> {
     allow_open_files();
     let rights = Rights::of_process();
     refuse_before_init(&args.dst)?;
@@ -109,7 +109,7 @@ pub fn import(args: &Import, source: Source) -> Outcome<Imported> {
     let report = Report::new(&args.src);
     let mut tally = Tally::new(args.verify.then(|| rights.gives_all()));
     let filled = fill(source, rights, &report, &mut sink, &mut tally);
-    let published = filled.and_then(|()| sink.publish());
+    let published = filled.and_then(|()| sink.publish(durable));
     let verified = published.and_then(|counts| {
         if args.verify {
             verify(&sink, rights, &tally)?;

@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use ramet_e2e::{Bed, ramet_bin, run};
+use ramet_e2e::{Bed, ramet_bin, run, run_ok, until};
 
 /// A mount with a few trees, and a folder beside it on another file system.
 struct Place {
@@ -240,11 +240,18 @@ fn a_link_that_is_put_in_the_way_of_a_copy_is_not_written_through() {
     fs::write(programs.join("cp"), script).unwrap();
     fs::set_permissions(programs.join("cp"), fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:/usr/bin:/bin", programs.display());
-    for verb in ["cp", "mv"] {
+    std::os::unix::fs::symlink("file", place.outside.join("to-file")).unwrap();
+    // A regular file has no name while it is copied, and a link has one.
+    for (verb, source, dir_mode) in [
+        ("cp", "file", "500\n"),
+        ("cp", "to-file", "700\n"),
+        ("mv", "to-file", "700\n"),
+        ("mv", "file", "500\n"),
+    ] {
         let mut command = std::process::Command::new(ramet_bin());
         command
             .arg(verb)
-            .args([place.at("outside/file"), place.at("copy")]);
+            .args([place.outside.join(source), place.at("copy")]);
         let all = [
             ("PATH", path.as_ref()),
             ("VICTIM", victim.as_path()),
@@ -254,11 +261,15 @@ fn a_link_that_is_put_in_the_way_of_a_copy_is_not_written_through() {
         assert!(out.status.success(), "{out:?}");
         assert_eq!(fs::read_to_string(&victim).unwrap(), "kept");
         let mode = fs::read_to_string(place.outside.join("victim.mode")).unwrap();
-        assert_eq!(mode, "700\n");
-        assert_eq!(place.read("copy"), "plain");
+        assert_eq!(mode, dir_mode, "{verb} {source}");
+        match source {
+            "file" => assert_eq!(place.read("copy"), "plain"),
+            _ => assert_eq!(fs::read_link(place.at("copy")).unwrap(), Path::new("file")),
+        }
         let names = fs::read_dir(place.mount.root()).unwrap();
         let names = names.map(|entry| entry.unwrap().path());
-        for link in names.filter(|path| path.is_symlink() && *path != place.at("link")) {
+        let kept = [place.at("link"), place.at("copy")];
+        for link in names.filter(|path| path.is_symlink() && !kept.contains(path)) {
             fs::remove_file(link).unwrap();
         }
     }
@@ -273,6 +284,44 @@ fn a_link_that_is_put_in_the_way_of_a_copy_is_not_written_through() {
         String::from_utf8_lossy(&out.stderr).contains("not copied"),
         "{out:?}"
     );
+    place.end();
+}
+
+#[test]
+fn a_copy_of_a_file_that_is_killed_leaves_nothing() {
+    let place = Place::new();
+    // In the place of cp(1), which writes a part, says so, and waits.
+    let programs = place.bed.path().join("programs");
+    fs::create_dir(&programs).unwrap();
+    let script = "#!/bin/sh\nfor to; do :; done\necho part > \"$to\"\n\
+                  echo $$ > $PART.new\nmv $PART.new $PART\nexec sleep 600\n";
+    fs::write(programs.join("cp"), script).unwrap();
+    fs::set_permissions(programs.join("cp"), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:/usr/bin:/bin", programs.display());
+    let part = place.outside.join("part");
+    let names = || {
+        let names = fs::read_dir(place.mount.root()).unwrap();
+        let mut names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let before = names();
+    for verb in ["cp", "mv"] {
+        let mut command = std::process::Command::new(ramet_bin());
+        command
+            .arg(verb)
+            .args([place.outside.join("file"), place.at("copy")]);
+        let child = command.envs([("PATH", path.as_ref()), ("PART", part.as_path())]);
+        let mut child = child.spawn().unwrap();
+        until("no part was copied", || part.exists());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let cp = fs::read_to_string(&part).unwrap();
+        run_ok("kill", &["-9", cp.trim()]);
+        fs::remove_file(&part).unwrap();
+        assert_eq!(names(), before, "{verb}");
+    }
+    assert!(place.outside.join("file").exists());
     place.end();
 }
 

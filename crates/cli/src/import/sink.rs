@@ -20,6 +20,15 @@ use crate::failure::{Failure, Outcome};
 use crate::import::rights::Rights;
 use crate::unmounted::{self, find, names_of, place_in_volume};
 
+/// The time at which a new tree is made durable.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Durable {
+    /// When it gets its name.
+    AtOnce,
+    /// Later, by the caller.
+    Later,
+}
+
 /// An import that is under way.
 pub struct Sink {
     to: To,
@@ -176,11 +185,12 @@ impl Sink {
         Ok(())
     }
 
-    /// Gives the tree its name, and makes it durable. Answers the objects that were made.
+    /// Gives the tree its name, and makes it durable if the caller does not do so later. Answers the
+    /// objects that were made.
     ///
     /// # Errors
     /// There is such a name by now, or the device failed.
-    pub fn publish(&mut self) -> Outcome<ImportCounts> {
+    pub fn publish(&mut self, durable: Durable) -> Outcome<ImportCounts> {
         match &self.to {
             To::Mount {
                 token, root, name, ..
@@ -196,7 +206,9 @@ impl Sink {
                 let request = request.encode().map_err(|e| Failure::at(&self.path, e))?;
                 let mut bytes: [u8; PUBLISH_BYTES] = request;
                 root.call(PUBLISH, &mut bytes).map_err(failed)?;
-                root.call(SYNC, &mut []).map_err(failed)?;
+                if durable == Durable::AtOnce {
+                    root.call(SYNC, &mut []).map_err(failed)?;
+                }
                 decode_import_counts(&bytes).map_err(|e| Failure::at(&self.path, e))
             }
             To::Volume {
