@@ -386,10 +386,10 @@ impl<'a> Named<'a> {
         self.name.as_bytes().to_vec()
     }
 
-    /// Refuses a fork that a process uses.
-    fn must_be_unused(&self, users: &Users) -> Outcome {
+    /// Refuses a fork that a process uses. An object that cannot be looked at is `refused`.
+    fn must_be_unused(&self, users: &Users, refused: fn(&Self, Errno) -> Failure) -> Outcome {
         let within = in_use::of_fork(&self.root, (&self.name, self.stat.st_ino), users);
-        let within = within.map_err(|e| self.refusal(e))?;
+        let within = within.map_err(|e| refused(self, e))?;
         let Some(first) = within.first() else {
             return Ok(());
         };
@@ -401,10 +401,18 @@ impl<'a> Named<'a> {
         Err(Failure::at(self.path, why))
     }
 
+    /// The reason of a refusal to drop it.
+    fn refusal_to_drop(&self, e: Errno) -> Failure {
+        match e {
+            Errno::INVAL => Failure::at(self.path, "is no fork: 'ramet rm' removes it"),
+            e => self.refusal(e),
+        }
+    }
+
     /// The reason of a refusal.
     fn refusal(&self, e: Errno) -> Failure {
         match e {
-            Errno::INVAL => Failure::at(self.path, "is no fork: 'ramet rm' removes it"),
+            Errno::INVAL => Failure::at(self.path, "is no fork"),
             Errno::STALE => Failure::at(self.path, "another object took its place meanwhile"),
             Errno::NODATA => Failure::at(self.path, "has no base: it was made with --no-base"),
             Errno::PERM if ![0, self.stat.st_uid].contains(&geteuid().as_raw()) => {
@@ -428,19 +436,19 @@ pub fn drop_known(path: &Path, top: u64, is_forced: bool) -> Outcome {
 /// Refuses the fork with the inode number `top` if a process uses it.
 pub fn must_be_unused(path: &Path, top: u64) -> Outcome {
     let fork = Named::known(path, top)?;
-    fork.must_be_unused(&Users::of(fork.stat.st_dev))
+    fork.must_be_unused(&Users::of(fork.stat.st_dev), Named::refusal)
 }
 
 fn drop_named(fork: &Named, is_forced: bool) -> Outcome {
     if !is_forced {
-        fork.must_be_unused(&Users::of(fork.stat.st_dev))?;
+        fork.must_be_unused(&Users::of(fork.stat.st_dev), Named::refusal_to_drop)?;
     }
     let request = ForkRequest::Drop {
         name: fork.name(),
         top: fork.stat.st_ino,
     };
-    fork.root.ask_forks(&request).map_err(|e| fork.refusal(e))?;
-    Ok(())
+    let dropped = fork.root.ask_forks(&request);
+    dropped.map(drop).map_err(|e| fork.refusal_to_drop(e))
 }
 
 /// The names in which the fork with the inode number `top` differs from its base.
@@ -460,7 +468,7 @@ pub fn changes_of(path: &Path, top: u64) -> Outcome<ToldForkChanges> {
 pub fn reset(args: &args::Reset) -> Outcome {
     let fork = Named::at(&args.fork)?;
     if !args.force {
-        fork.must_be_unused(&Users::of(fork.stat.st_dev))?;
+        fork.must_be_unused(&Users::of(fork.stat.st_dev), Named::refusal)?;
     }
     let known = forks::known(&args.fork, fork.stat.st_ino).ok();
     let request = ForkRequest::Reset {

@@ -158,16 +158,19 @@ fn run(verb: Verb) -> Outcome<u8> {
 
 /// Prints help or the error of the command line. Answers the exit status of the verb.
 fn usage(line: &[OsString], error: &clap::Error) -> ExitCode {
-    // A closed standard error leaves no place for an error message.
-    let _ = error.print();
+    let verb = line.get(1);
+    let is_check = verb.is_some_and(|verb| verb == "fsck" || verb == "scrub");
+    let printed = output::usage(error).map_err(|failure| match is_check {
+        true => failure.of_check(),
+        false => failure,
+    });
+    if let Err(failure) = printed {
+        output::complain(&failure);
+        return ExitCode::from(failure.status);
+    }
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
-        _ if line
-            .get(1)
-            .is_some_and(|verb| verb == "fsck" || verb == "scrub") =>
-        {
-            ExitCode::from(status::FSCK_USAGE)
-        }
+        _ if is_check => ExitCode::from(status::FSCK_USAGE),
         _ => ExitCode::from(2),
     }
 }

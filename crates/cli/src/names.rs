@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use clap::{Command, CommandFactory, Parser};
 
 use crate::failure::{Failure, Outcome};
-use crate::output::complain_as;
+use crate::output::{self, complain_as};
 
 /// A name that this program has besides `ramet`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,8 +72,13 @@ impl Name {
         let matches = match command.try_get_matches_from(line) {
             Ok(matches) => matches,
             Err(error) => {
-                // A closed standard error leaves no place for an error message.
-                let _ = error.print();
+                if let Err(failure) = output::usage(&error) {
+                    complain_as(self.shown(), &failure);
+                    return ExitCode::from(match self {
+                        Name::Fsck => failure.of_check().status,
+                        _ => failure.status,
+                    });
+                }
                 let is_usage = error.use_stderr();
                 return ExitCode::from(if is_usage { self.usage_status() } else { 0 });
             }

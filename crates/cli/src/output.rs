@@ -54,6 +54,18 @@ pub fn bytes(kind: &str) -> Outcome<StdoutLock<'static>> {
     Ok(out)
 }
 
+/// Prints help or the version, which are results, or the error of a command line.
+pub fn usage(error: &clap::Error) -> Outcome {
+    if error.use_stderr() {
+        // A closed standard error leaves no place for an error message.
+        let _ = error.print();
+        return Ok(());
+    }
+    drop(results()?);
+    let printed = error.print().and_then(|()| io::stdout().flush());
+    printed.map_err(|error| not_written(&error))
+}
+
 /// The failure of standard output, which need not lie on a volume. The process ends if its reader has
 /// gone.
 pub fn not_written(error: &io::Error) -> Failure {

@@ -499,6 +499,18 @@ fn results_for_a_closed_standard_output_are_a_failure() {
             assert_eq!(out.status.code(), Some(1), "{args:?}");
         }
     }
+    // Help and the version are results, and a full device takes none.
+    for (args, status) in [("--version", 1), ("fork --help", 1), ("fsck --help", 8)] {
+        for stream in [">&-", "1</dev/null", ">/dev/full"] {
+            let script = format!("exec \"$0\" {args} {stream}");
+            let mut command = Command::new("sh");
+            command.args(["-c", &script]).arg(ramet_bin());
+            let out = command.output().expect("the command runs");
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert!(said.starts_with("ramet: standard output: "), "{said}");
+            assert_eq!(out.status.code(), Some(status), "{args} {stream}");
+        }
+    }
     // A command without a result does not need it.
     for verb in ["sync", "rm"] {
         let out = with(">&-", &[verb]);
