@@ -11,6 +11,7 @@ pub mod read;
 pub mod report;
 pub mod rights;
 pub mod sink;
+mod sparse;
 mod tally;
 mod unpack;
 pub mod walk;

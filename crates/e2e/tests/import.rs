@@ -81,6 +81,18 @@ fn archives_come_in_and_go_out_as_gnu_tar_has_them() {
             &["--format=pax", "--xattrs", "--xattrs-include=*"][..],
         ),
         ("gnu", &["--format=gnu", "--sparse"]),
+        (
+            "pax-0.0",
+            &["--format=pax", "--sparse", "--sparse-version=0.0"],
+        ),
+        (
+            "pax-0.1",
+            &["--format=pax", "--sparse", "--sparse-version=0.1"],
+        ),
+        (
+            "pax-1.0",
+            &["--format=pax", "--sparse", "--sparse-version=1.0"],
+        ),
     ] {
         let archive = path(name);
         let mut args = options.to_vec();

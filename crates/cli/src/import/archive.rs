@@ -21,9 +21,11 @@ use crate::import::made::{Made, NoDirectory, ends_above};
 use crate::import::pax::{Plain, Records};
 use crate::import::read::Frames;
 use crate::import::report::Report;
+use crate::import::sparse::{Map, Sparse, Unfit};
 
 /// Longest path of a member above which directories are missing: the longest that programs can name.
 const PATH_BYTES_MAX: usize = 4095;
+const BLOCK: usize = BLOCK_BYTES as usize;
 
 /// Hands the members of an archive to `deliver`, frame by frame.
 ///
@@ -106,12 +108,18 @@ struct Importer<'a> {
 }
 
 impl Importer<'_> {
-    fn take<R: Read>(&mut self, mut member: Entry<'_, R>, records: Records) -> std::io::Result<()> {
+    fn take<R: Read>(
+        &mut self,
+        mut member: Entry<'_, R>,
+        mut records: Records,
+    ) -> std::io::Result<()> {
         let kind = member.header().entry_type();
         if kind == EntryType::XGlobalHeader {
             return Ok(());
         }
-        let raw = records.path.clone();
+        let sparse = records.sparse.take();
+        let raw = sparse.as_ref().and_then(Sparse::path).map(<[u8]>::to_vec);
+        let raw = raw.or_else(|| records.path.clone());
         let raw = raw.unwrap_or_else(|| member.path_bytes().into_owned());
         let Some(path) = normal(&raw) else {
             self.report
@@ -132,7 +140,9 @@ impl Importer<'_> {
         if kind == EntryType::Link {
             return self.link(path, &target);
         }
-        let (bits, body) = match self.body(&member, &records, &target)? {
+        let map = map_of(&mut member, sparse)?;
+        let made = map.and_then(|map| Ok((self.body(&member, map.as_ref(), &target)?, map)));
+        let ((bits, body), map) = match made {
             Ok(found) => found,
             Err(why) => {
                 self.report.tell(&path, why);
@@ -157,35 +167,43 @@ impl Importer<'_> {
             self.frames.put(&item, name.len() + value.len());
         }
         self.made.insert(&path, is_directory);
-        if let ImportBody::File(size_bytes) = body {
-            self.contents(&mut member, size_bytes, kind == EntryType::GNUSparse)?;
+        match (body, map) {
+            (ImportBody::File(_), Some(map)) => self.parts(&mut member, &map),
+            (ImportBody::File(size_bytes), None) => self.contents(&mut member, size_bytes),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// The type bits of a member and its contents, or the reason for which no object can be it.
     fn body<'t, R: Read>(
         &self,
         member: &Entry<'_, R>,
-        records: &Records,
+        map: Option<&Map>,
         target: &'t [u8],
-    ) -> std::io::Result<std::result::Result<(u32, ImportBody<'t>), &'static str>> {
-        use EntryType::{Block, Char, Continuous, Directory, Fifo, GNUSparse, Regular, Symlink};
+    ) -> std::result::Result<(u32, ImportBody<'t>), Unfit> {
+        use EntryType::{Block, Char, Directory, Fifo, Symlink};
         let is_target = (1..=TARGET_BYTES_MAX).contains(&target.len()) && !target.contains(&0);
-        Ok(match member.header().entry_type() {
+        let no_device = |_| "a device without a number";
+        match member.header().entry_type() {
             Directory => Ok((0o040_000, ImportBody::Directory)),
             Symlink if !is_target => Err("a symbolic link without a target that it may have"),
             Symlink => Ok((0o120_000, ImportBody::Symlink(target))),
             Fifo => Ok((0o010_000, ImportBody::Special(0))),
             Char | Block if !self.makes_devices => Err("a device: only root may make one"),
-            Char => Ok((0o020_000, ImportBody::Special(device(member)?))),
-            Block => Ok((0o060_000, ImportBody::Special(device(member)?))),
-            Regular | Continuous | GNUSparse if !records.is_sparse => match member.size() {
+            Char => Ok((
+                0o020_000,
+                ImportBody::Special(device(member).map_err(no_device)?),
+            )),
+            Block => Ok((
+                0o060_000,
+                ImportBody::Special(device(member).map_err(no_device)?),
+            )),
+            kind if is_file(kind) => match map.map_or(member.size(), |map| map.size_bytes) {
                 size_bytes if size_bytes > FILE_BYTES_MAX => Err("larger than a file may be"),
                 size_bytes => Ok((0o100_000, ImportBody::File(size_bytes))),
             },
             _ => Err("a member of a kind that is not known"),
-        })
+        }
     }
 
     /// Whether an object can be made at a path. Directories above it that are missing are made.
@@ -279,38 +297,85 @@ impl Importer<'_> {
         Ok(())
     }
 
-    fn contents(
-        &mut self,
-        member: &mut impl Read,
-        size_bytes: u64,
-        is_sparse: bool,
-    ) -> std::io::Result<()> {
+    fn contents(&mut self, member: &mut impl Read, size_bytes: u64) -> std::io::Result<()> {
         let mut scratch = vec![0; usize::try_from(size_bytes.min(1 << 20)).unwrap_or(1 << 20)];
         let mut at = 0;
         while at < size_bytes && !self.frames.is_cut() {
             let len = self.frames.room(size_bytes - at);
             let bytes = &mut scratch[..len];
             member.read_exact(bytes)?;
-            if is_sparse {
-                self.put_without_zeros(at, bytes);
-            } else {
-                self.frames
-                    .put(&ImportItem::Data { offset: at, bytes }, len);
-            }
+            self.frames
+                .put(&ImportItem::Data { offset: at, bytes }, len);
             at += len as u64;
         }
         Ok(())
     }
 
-    /// Puts contents without blocks of zeros, which are the holes of a sparse member.
-    fn put_without_zeros(&mut self, mut offset: u64, bytes: &[u8]) {
-        for bytes in bytes.chunks(usize::try_from(BLOCK_BYTES).unwrap_or(usize::MAX)) {
-            if bytes.iter().any(|&byte| byte != 0) {
-                self.frames
-                    .put(&ImportItem::Data { offset, bytes }, bytes.len());
+    /// Puts the parts of a sparse file, block by block. Between them are holes.
+    fn parts(&mut self, member: &mut impl Read, map: &Map) -> std::io::Result<()> {
+        let mut block = SparseBlock {
+            offset: 0,
+            bytes: [0; BLOCK],
+        };
+        for (offset, bytes) in &map.parts {
+            let (mut at, end) = (*offset, offset + bytes);
+            while at < end && !self.frames.is_cut() {
+                let first = at / BLOCK_BYTES * BLOCK_BYTES;
+                if first != block.offset {
+                    self.put(&block, map);
+                    block.bytes.fill(0);
+                    block.offset = first;
+                }
+                let next = end.min(first + BLOCK_BYTES);
+                let [from, to] = [at, next].map(|at| block.place(at));
+                member.read_exact(&mut block.bytes[from..to])?;
+                at = next;
             }
-            offset += bytes.len() as u64;
         }
+        self.put(&block, map);
+        Ok(())
+    }
+
+    /// Puts a block of a sparse file, unless it is a hole.
+    fn put(&mut self, block: &SparseBlock, map: &Map) {
+        let end = map.size_bytes.min(block.offset + BLOCK_BYTES);
+        let bytes = &block.bytes[..block.place(end)];
+        if bytes.iter().any(|&byte| byte != 0) {
+            let offset = block.offset;
+            self.frames
+                .put(&ImportItem::Data { offset, bytes }, bytes.len());
+        }
+    }
+}
+
+/// A block of a sparse file, with the parts that lie in it.
+struct SparseBlock {
+    offset: u64,
+    bytes: [u8; BLOCK],
+}
+
+impl SparseBlock {
+    /// The place in the block of an offset in the file.
+    fn place(&self, at: u64) -> usize {
+        usize::try_from(at - self.offset).map_or(BLOCK, |at| at.min(BLOCK))
+    }
+}
+
+fn is_file(kind: EntryType) -> bool {
+    matches!(kind, EntryType::Regular | EntryType::Continuous)
+}
+
+/// The map of a file that is sparse, or the reason for which it is none.
+fn map_of<R: Read>(
+    member: &mut Entry<'_, R>,
+    sparse: Option<Sparse>,
+) -> std::io::Result<std::result::Result<Option<Map>, Unfit>> {
+    match sparse {
+        Some(sparse) if is_file(member.header().entry_type()) => {
+            let map = sparse.map(member.size(), member)?;
+            Ok(map.map(Some))
+        }
+        _ => Ok(Ok(None)),
     }
 }
 
@@ -400,6 +465,115 @@ mod tests {
         };
         read(Box::new(archive), false, &report, &mut deliver).unwrap();
         (bytes, report.told())
+    }
+
+    /// Files that came out of an archive.
+    #[derive(Default)]
+    struct Came {
+        /// Their paths and sizes.
+        files: Vec<(Vec<u8>, u64)>,
+        /// The first one as a whole, and its bytes that are no holes.
+        whole: Vec<u8>,
+        put: u64,
+    }
+
+    /// The files of an archive that has a member with these records and contents, and one without
+    /// records.
+    fn sparse_file(records: &[(&str, &[u8])], contents: &[u8]) -> Came {
+        let mut archive = tar::Builder::new(Vec::new());
+        let records = records.iter().copied();
+        archive.append_pax_extensions(records).unwrap();
+        for (path, contents) in [("GNUSparseFile.1/a", contents), ("last", b"last")] {
+            let mut header = tar::Header::new_ustar();
+            header.set_mode(0o644);
+            header.set_uid(0);
+            header.set_gid(0);
+            header.set_mtime(0);
+            header.set_size(contents.len() as u64);
+            header.set_path(path).unwrap();
+            header.set_cksum();
+            archive.append(&header, contents).unwrap();
+        }
+        let archive = std::io::Cursor::new(archive.into_inner().unwrap());
+        let report = Report::new(std::path::Path::new("x"));
+        let mut came = Came::default();
+        let mut deliver = |frame: Vec<u8>| {
+            let mut items = ramet_fs::Items::of_frame(&frame);
+            while let Some(item) = items.next_item().unwrap() {
+                match item {
+                    ImportItem::Object {
+                        path,
+                        body: ImportBody::File(size),
+                        ..
+                    } => {
+                        came.files.push((path.to_vec(), size));
+                        if came.files.len() == 1 {
+                            came.whole = vec![0; usize::try_from(size).unwrap()];
+                        }
+                    }
+                    ImportItem::Data { offset, bytes } if came.files.len() == 1 => {
+                        let at = usize::try_from(offset).unwrap();
+                        assert_eq!(at % BLOCK, 0);
+                        came.whole[at..at + bytes.len()].copy_from_slice(bytes);
+                        came.put += bytes.len() as u64;
+                    }
+                    _ => {}
+                }
+            }
+            Ok(())
+        };
+        read(Box::new(archive), false, &report, &mut deliver).unwrap();
+        came
+    }
+
+    #[test]
+    fn parts_of_a_sparse_file_come_to_their_places() {
+        const SIZE: u64 = (3 << 20) + 5;
+        // A block with three parts, one that goes over its end, a far one, and the last bytes.
+        let parts = [
+            (0, 3),
+            (100, 50),
+            (4000, 200),
+            (1 << 20, 9000),
+            (SIZE - 2, 2),
+            (SIZE, 0),
+        ];
+        let (mut text, mut contents) = (Vec::new(), Vec::new());
+        let mut expected = vec![0; usize::try_from(SIZE).unwrap()];
+        for (offset, bytes) in parts {
+            text.extend([offset.to_string(), bytes.to_string()]);
+            for at in offset..offset + bytes {
+                let byte = (at % 250) as u8 + 1;
+                expected[usize::try_from(at).unwrap()] = byte;
+                contents.push(byte);
+            }
+        }
+        let (size, map) = (SIZE.to_string(), text.join(","));
+        let named = [("GNU.sparse.name", &b"dir/a"[..]), ("path", b"no name")];
+        let first = [named[0], named[1], ("GNU.sparse.size", size.as_bytes())];
+        let old = [&first[..], &[("GNU.sparse.map", map.as_bytes())]].concat();
+        let mut lines = format!("{}\n{}\n", parts.len(), text.join("\n")).into_bytes();
+        lines.resize(512, 0);
+        lines.extend_from_slice(&contents);
+        let new = [
+            ("GNU.sparse.major", &b"1"[..]),
+            ("GNU.sparse.realsize", size.as_bytes()),
+        ];
+        let new = [&named[..], &new].concat();
+        for (records, contents) in [(&old, &contents), (&new, &lines)] {
+            let Came { files, whole, put } = sparse_file(records, contents);
+            let all = [(b"dir/a".to_vec(), SIZE), (b"last".to_vec(), 4)];
+            assert_eq!(files, all);
+            assert!(whole == expected);
+            // Blocks 0, 1, 256 to 258, and the last one, which has 5 bytes.
+            assert_eq!(put, 5 * BLOCK_BYTES + 5);
+        }
+        // A damaged map is a fault of its file alone.
+        let damaged = [first[2], ("GNU.sparse.map", b"0,4,2,1")];
+        assert_eq!(
+            sparse_file(&damaged, b"12345").files,
+            [(b"last".to_vec(), 4)]
+        );
     }
 
     #[test]

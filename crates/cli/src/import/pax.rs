@@ -4,26 +4,26 @@
 //! access list of the user 10 has one, and so may names. So the records are read here, and the
 //! library gets an archive without them: lengths and ids stand in the headers of the members. Both
 //! know one length of a member, so contents are never read as headers.
+//!
+//! The library ends an archive at a sparse member that it cannot read. So it gets each sparse member
+//! as a file that has the stored bytes, without the blocks of the map (`sparse.rs`).
 
 use std::cell::RefCell;
 use std::io::{Error, ErrorKind, Read, Result};
 use std::rc::Rc;
 
 use ramet_fs::Time;
-use tar::{EntryType, Header};
+use tar::{EntryType, GnuExtSparseHeader, Header};
+
+use crate::import::sparse::Sparse;
 
 const BLOCK: usize = 512;
 /// Most bytes of the records of one member: as many attributes as a file may have, and its names.
 const RECORDS_BYTES_MAX: u64 = 80 << 20;
 /// Most bytes of a name that has a member of its own: the library reads it whole.
 const NAME_BYTES_MAX: u64 = 1 << 20;
-/// Most blocks of the map of a sparse member, of 21 parts each: the library keeps all parts.
-const MAP_BLOCKS_MAX: u32 = 1 << 16;
 const XATTR: &[u8] = b"SCHILY.xattr.";
-/// Places of the flags that a block of the map of a sparse member follows.
-const SPARSE_FOLLOWS: usize = 482;
-const SPARSE_FOLLOWS_MORE: usize = 504;
-
+const SPARSE: &[u8] = b"GNU.sparse.";
 /// The PAX records of a member that the import knows.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Records {
@@ -33,8 +33,8 @@ pub struct Records {
     pub mtime: Option<Time>,
     pub atime: Option<Time>,
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Whether the contents are a map and parts, in a format of GNU tar.
-    pub is_sparse: bool,
+    /// The contents are parts of a file, in a format of GNU tar.
+    pub sparse: Option<Sparse>,
 }
 
 /// The records of the member whose header was read last.
@@ -74,8 +74,6 @@ struct Numbers {
 enum State {
     /// A header comes.
     Header,
-    /// A block of the map of a sparse member comes, behind so many others, and then so many bytes.
-    Map(u32, u64),
     /// So many bytes come.
     Bytes(u64),
     /// The library tells the fault, or the end.
@@ -148,20 +146,41 @@ impl<R: Read> Plain<R> {
         }
         let is_of_next = is_recognized && names.contains(&kind) || kind == EntryType::XGlobalHeader;
         if !is_of_next {
-            let (records, numbers) = self.next.take().unwrap_or_default();
+            let mut header = header.clone();
+            let (mut records, numbers) = self.next.take().unwrap_or_default();
+            if kind == EntryType::GNUSparse && header.as_gnu().is_some() {
+                records.sparse = Some(self.sparse(&header)?);
+                header.set_entry_type(EntryType::Regular);
+                header.set_cksum();
+            }
             bytes = numbers.bytes.unwrap_or(bytes);
-            block = numbers.put(header.clone());
+            block = numbers.put(header);
             self.member.0.replace(records);
         }
-        let has_map = kind == EntryType::GNUSparse && block[SPARSE_FOLLOWS] == 1;
         if let Some(padded) = bytes.checked_next_multiple_of(BLOCK as u64) {
-            self.state = match has_map {
-                true => State::Map(0, padded),
-                false => State::Bytes(padded),
-            };
+            self.state = State::Bytes(padded);
         }
         self.hand_out(block);
         Ok(())
+    }
+
+    /// The sparse file of a header of GNU. Reads the blocks of its map behind the header.
+    fn sparse(&mut self, header: &Header) -> Result<Sparse> {
+        let header = header.as_gnu();
+        let header = header.ok_or_else(|| invalid("a sparse member without a header of GNU"))?;
+        let mut sparse = Sparse::of_header(header);
+        let mut has_more = header.is_extended();
+        while has_more {
+            let block = self.block()?;
+            let mut more = GnuExtSparseHeader::new();
+            if block.len() < BLOCK {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            more.as_mut_bytes().copy_from_slice(&block);
+            sparse.add_all(more.sparse());
+            has_more = more.is_extended();
+        }
+        Ok(sparse)
     }
 
     /// Reads the `bytes` behind a header of records.
@@ -215,17 +234,6 @@ impl<R: Read> Read for Plain<R> {
             }
             match self.state {
                 State::Header => self.header()?,
-                State::Map(MAP_BLOCKS_MAX, _) => {
-                    return Err(invalid("a sparse member has more than a million parts"));
-                }
-                State::Map(before, then) => {
-                    let block = self.block()?;
-                    self.state = match block.get(SPARSE_FOLLOWS_MORE) {
-                        Some(1) => State::Map(before + 1, then),
-                        _ => State::Bytes(then),
-                    };
-                    self.hand_out(block);
-                }
                 State::Bytes(0) => self.state = State::Header,
                 State::Bytes(left) => {
                     let len = usize::try_from(left)
@@ -311,8 +319,11 @@ impl Records {
             b"linkpath" => self.link = some(),
             b"mtime" => self.mtime = parse_time(value),
             b"atime" => self.atime = parse_time(value),
-            key if key.starts_with(b"GNU.sparse.") => self.is_sparse = true,
             key => {
+                if let Some(key) = key.strip_prefix(SPARSE) {
+                    let sparse = self.sparse.get_or_insert_default();
+                    sparse.take(key, value);
+                }
                 if let Some(name) = key.strip_prefix(XATTR) {
                     self.xattrs.push((name.to_vec(), value.to_vec()));
                 }
@@ -412,7 +423,7 @@ mod tests {
                 (b"user.all".to_vec(), all),
                 (b"user.none".to_vec(), Vec::new()),
             ],
-            is_sparse: false,
+            sparse: None,
         };
         for at_once in [1, 511, 513, 1 << 20] {
             let members = members(&archive, at_once).unwrap();
@@ -485,20 +496,27 @@ mod tests {
     }
 
     #[test]
-    fn the_map_of_a_sparse_member_is_not_read_without_bound() {
+    fn the_map_of_a_sparse_member_is_not_kept_without_bound() {
         let mut header = Header::new_gnu();
         header.set_entry_type(EntryType::GNUSparse);
         header.set_size(0);
         header.as_gnu_mut().unwrap().isextended = [1];
         header.set_cksum();
-        // Parts of no bytes, which the library keeps all the same.
-        let mut block = [b'0'; BLOCK];
-        block[SPARSE_FOLLOWS_MORE] = 1;
-        let map = block.repeat(MAP_BLOCKS_MAX as usize + 100);
-        let archive = header.as_bytes().chain(&map[..]);
-        let mut entries = Archive::new(Plain::new(archive).0);
-        let error = entries.entries().unwrap().next().unwrap().err().unwrap();
-        assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+        // Parts of no bytes.
+        let mut more = GnuExtSparseHeader::new();
+        more.as_mut_bytes().fill(b'0');
+        more.set_is_extended(true);
+        let map = more.as_bytes().repeat(100_000);
+        more.set_is_extended(false);
+        let last = member(b'0', Header::new_ustar(), b"last");
+        let archive = [header.as_bytes(), &map[..], more.as_bytes(), &last].concat();
+        let members = members(&archive, 1 << 20).unwrap();
+        let [(records, _, none), (_, _, last)] = &members[..] else {
+            panic!("two members");
+        };
+        assert_eq!((&none[..], &last[..]), (&b""[..], &b"last"[..]));
+        let sparse = records.sparse.as_ref().unwrap();
+        assert!(sparse.clone().map(0, std::io::empty()).unwrap().is_err());
     }
 
     #[test]
