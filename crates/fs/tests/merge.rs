@@ -381,6 +381,32 @@ fn kinds_are_exchanged_only_where_nothing_was_changed() {
 }
 
 #[test]
+fn an_object_of_another_kind_does_not_take_the_name_that_the_destination_gave_the_old_one() {
+    let bed = Bed::new(|bed| {
+        bed.dir("src/d");
+        bed.write("src/d/x", b"A");
+        bed.dir("src/top");
+        bed.write("src/top/f", b"A");
+        bed.dir("src/to");
+    });
+    bed.remove("fork/d");
+    bed.symlink(("fork", "d"), b"/else");
+    bed.rename("src/d", "src/e");
+    bed.clash("e", Clash::Kind);
+    assert!(bed.merge_as(Favor::Ours).is_done);
+    assert_eq!(bed.read("src/e/x"), b"A");
+    bed.remove("fork/top/f");
+    bed.symlink(("fork/top", "f"), b"/else");
+    bed.rename("src/top/f", "src/to/g");
+    let conflicts = ["e", "to/g"].map(|path| (path.to_owned(), Clash::Kind));
+    assert_eq!(bed.clashes(), conflicts);
+    assert!(bed.merge_as(Favor::Theirs).is_done);
+    assert_eq!(bed.attr("src/d").kind, Kind::Symlink);
+    assert_eq!(bed.attr("src/top/f").kind, Kind::Symlink);
+    assert!(bed.find("src/e").is_none() && bed.find("src/to/g").is_none());
+}
+
+#[test]
 fn devices_and_links_are_merged_as_they_are() {
     let bed = Bed::new(|bed| {
         bed.symlink(("src", "link"), b"old");

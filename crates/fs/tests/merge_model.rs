@@ -546,6 +546,11 @@ impl Model<'_> {
                     self.aspects((path, &to, &to), [&base, &fork, &dst]);
                 } else if fork.kind == dst.kind {
                     self.both_added((path, &fork), (&to, &dst));
+                } else if self.moved.contains_key(path) {
+                    if self.clash(&to) {
+                        self.remove(&to);
+                        self.take(path, path);
+                    }
                 } else if base.kind != fork.kind && self.is_as_base(path, &to) || self.clash(&to) {
                     self.take(path, &to);
                 }

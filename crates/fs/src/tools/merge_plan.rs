@@ -693,9 +693,12 @@ impl Planning<'_> {
         (from, to): (&Bytes, &Bytes),
         [base, fork, dst]: [&Object; 3],
     ) -> Result<()> {
-        let is_one_kind = fork.record.kind() == dst.record.kind();
-        if is_one_kind {
+        if fork.record.kind() == dst.record.kind() {
             return self.both_added((object, fork), (to, dst));
+        }
+        if self.moved.contains_key(object) {
+            // No directory above it was renamed, so the fork's name is the same in the destination.
+            return self.clash_or_replace((to, Clash::Kind), (object, to, object));
         }
         if base.record.kind() != fork.record.kind()
             && !self.three.has_left_out(&path_of(to))
