@@ -646,6 +646,49 @@ fn repositories_that_both_sides_added_are_not_mixed() {
     assert!(bed.find("src/vendor/.git/object").is_none());
 }
 
+/// Files of a clone have the births of the originals, so one that is gone and one that is new may
+/// be two files.
+#[test]
+fn files_of_clones_are_not_taken_for_renamed_ones() {
+    for (renames, keeps_copy) in [("src", false), ("fork", false), ("src", true)] {
+        let bed = Bed::new(|bed| {
+            bed.dir("src/d");
+            bed.write("src/d/f", b"A");
+            let (trees, root) = (bed.volume.trees(), Caller::root());
+            let mode = CloneMode::New;
+            trees
+                .clone_entry(&root, bed.at("src/d"), bed.at("src"), b"e", mode)
+                .unwrap();
+        });
+        let (path, edits) = (
+            |name: &str| format!("{renames}/{name}"),
+            if renames == "src" { "fork" } else { "src" },
+        );
+        let mtime = Some(SetTime::At(bed.attr("src/d/f").mtime));
+        bed.remove(&path("e/f"));
+        bed.rename(&path("d/f"), &path("d/f.bak"));
+        if keeps_copy {
+            bed.write(&path("d/f"), b"A");
+            let set = SetAttr {
+                mtime,
+                ..SetAttr::default()
+            };
+            bed.set(&path("d/f"), set);
+        } else {
+            bed.write(&path("d/f"), b"C");
+        }
+        bed.write(&format!("{edits}/e/f"), b"B");
+        let clash = match renames {
+            "src" => Clash::GoneInDestination,
+            _ => Clash::GoneInFork,
+        };
+        bed.clash("e/f", clash);
+        assert!(bed.merge_as(Favor::Theirs).is_done);
+        assert_eq!(bed.read("src/d/f.bak"), b"A", "{renames} {keeps_copy}");
+        assert_eq!(bed.find("src/e/f").is_some(), renames == "src");
+    }
+}
+
 #[test]
 fn two_renames_of_one_file_are_a_conflict() {
     let bed = text();

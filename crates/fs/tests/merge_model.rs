@@ -350,6 +350,25 @@ impl Changes<'_> {
         put(&mut self.tree, moved, &from, &to);
     }
 
+    /// Clones a directory: everything in it keeps its id.
+    fn clone_dir(&mut self) {
+        let (Some(from), Some(to)) = (self.pick(is_dir), self.free()) else {
+            return;
+        };
+        if is_below(&to, &from) {
+            return;
+        }
+        let (source, (dir, name)) = (self.at.find(&from), self.at.place(&to));
+        let (trees, mode) = (self.at.volume.trees(), CloneMode::New);
+        trees
+            .clone_entry(&Caller::root(), source, dir, name, mode)
+            .unwrap();
+        let copy = part(&self.tree, &from);
+        put(&mut self.tree, copy, &from, &to);
+        *self.next_id += 1;
+        self.tree.get_mut(&to).unwrap().id = *self.next_id;
+    }
+
     fn share(&mut self) {
         let (Some(path), Some(second)) = (self.pick(|node| !is_dir(node)), self.free()) else {
             return;
@@ -358,7 +377,8 @@ impl Changes<'_> {
     }
 
     fn change(&mut self) {
-        match self.random.random_range(0..14) {
+        match self.random.random_range(0..15) {
+            14 => self.clone_dir(),
             0..3 => self.create(),
             3..6 => self.edit(),
             6..8 => self.set(),
@@ -400,19 +420,32 @@ fn differences(a: &Tree, b: &Tree) -> BTreeMap<String, Differs> {
     found
 }
 
+/// Pairs of a name that is gone and a new one, of the same id. Another object may have the id too:
+/// a name whose object is another one now is no pair and makes others ambiguous.
 fn moves(base: &Tree, side: &Tree, found: &BTreeMap<String, Differs>) -> Moves {
-    let mut ids: BTreeMap<u64, [Vec<String>; 2]> = BTreeMap::new();
-    for (path, how) in found {
-        match how {
-            Differs::Removed => ids.entry(base[path].id).or_default()[0].push(path.clone()),
-            Differs::Added => ids.entry(side[path].id).or_default()[1].push(path.clone()),
-            _ => {}
+    let mut ids: BTreeMap<u64, [Vec<(&str, bool)>; 2]> = BTreeMap::new();
+    let is_whole = |path: &str| {
+        let is_in = |(p, how): (&String, &Differs)| *how != Differs::Both && is_below(path, p);
+        found.iter().any(is_in)
+    };
+    let all: BTreeSet<_> = base.keys().chain(side.keys()).collect();
+    for path in all.into_iter().filter(|path| !is_whole(path)) {
+        let (old, new) = (base.get(path), side.get(path));
+        let [old, new] = [old, new].map(|node| node.map(|node| node.id));
+        if old == new {
+            continue;
+        }
+        for (which, id) in [old, new].into_iter().enumerate() {
+            if let Some(id) = id {
+                let is_pair = old.is_none() || new.is_none();
+                ids.entry(id).or_default()[which].push((path, is_pair));
+            }
         }
     }
     let pairs = ids
         .into_values()
         .filter_map(|[gone, new]| match (&gone[..], &new[..]) {
-            ([gone], [new]) => Some((gone.clone(), new.clone())),
+            ([(gone, true)], [(new, true)]) => Some(((*gone).to_owned(), (*new).to_owned())),
             _ => None,
         });
     pairs.collect()

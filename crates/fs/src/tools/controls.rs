@@ -141,7 +141,10 @@ impl Controls {
         let started = other.map(|other| diff::diff(&self.namespace, dir, other));
         let started = started.transpose()?;
         let mut pages = state.diff.lock();
-        if let Some(Found { differences, held }) = started {
+        if let Some(Found {
+            differences, held, ..
+        }) = started
+        {
             *pages = Some((DiffPages::new(&differences), held));
         }
         let going = pages.as_mut();

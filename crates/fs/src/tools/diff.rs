@@ -126,6 +126,8 @@ struct Comparison {
     shared: BTreeMap<Bytes, BTreeSet<u64>>,
     /// Bytes of the answer.
     bytes: usize,
+    /// Names that lead to objects of one kind with different births, where these are looked for.
+    reborn: Option<Vec<Bytes>>,
     /// Memory of all these.
     memory: Memory,
 }
@@ -138,6 +140,14 @@ struct Memory {
 }
 
 impl Memory {
+    /// Memory that has a part of the budget with that of other requests.
+    fn part_of(budget: &Arc<Budget>) -> Self {
+        Self {
+            held: Held::new(budget, Use::Requests),
+            bytes_max: None,
+        }
+    }
+
     /// Tells the budget of `bytes` more.
     fn hold(&mut self, bytes: usize) -> Result<()> {
         let fits = match self.bytes_max {
@@ -161,6 +171,8 @@ impl Memory {
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) differences: Vec<Difference>,
+    /// Names that lead to objects of one kind with different births: of [`diff_with_births`].
+    pub(crate) reborn: Vec<Bytes>,
     pub(crate) held: Held,
 }
 
@@ -169,6 +181,7 @@ impl Found {
     pub(crate) fn none(budget: &Arc<Budget>) -> Self {
         Self {
             differences: Vec::new(),
+            reborn: Vec::new(),
             held: Held::new(budget, Use::Requests),
         }
     }
@@ -253,11 +266,23 @@ pub(crate) fn diff_sides(
     sides: [&Side; 2],
     is_one_tree: bool,
 ) -> Result<Found> {
-    let memory = Memory {
-        held: Held::new(budget, Use::Requests),
-        bytes_max: None,
-    };
-    Comparison::new(sides.map(Clone::clone), is_one_tree, memory).find()
+    Comparison::new(
+        sides.map(Clone::clone),
+        is_one_tree,
+        Memory::part_of(budget),
+    )
+    .find()
+}
+
+/// The differences of two trees, with the names whose objects are others although they may look
+/// alike.
+///
+/// # Errors
+/// As [`diff`].
+pub(crate) fn diff_with_births(budget: &Arc<Budget>, sides: [&Side; 2]) -> Result<Found> {
+    let mut comparison = Comparison::new(sides.map(Clone::clone), false, Memory::part_of(budget));
+    comparison.reborn = Some(Vec::new());
+    comparison.find()
 }
 
 /// The differences between two objects of one kind, each in a tree of its own, of one volume. An
@@ -459,6 +484,7 @@ impl Comparison {
             candidates: BTreeSet::from([Bytes::new()]),
             shared: BTreeMap::new(),
             bytes: 0,
+            reborn: None,
             memory,
         }
     }
@@ -467,6 +493,7 @@ impl Comparison {
         self.run()?;
         Ok(Found {
             differences: self.found.into_values().collect(),
+            reborn: self.reborn.unwrap_or_default(),
             held: self.memory.held,
         })
     }
@@ -641,6 +668,12 @@ impl Comparison {
         let kind = a.record.kind();
         if kind != b.record.kind() {
             return self.report(object, Change::Kind);
+        }
+        if let Some(reborn) = &mut self.reborn
+            && a.record.birth != b.record.birth
+        {
+            self.memory.hold(object.len() + PATH_BYTES)?;
+            reborn.push(object.clone());
         }
         let content = match kind {
             Kind::Regular => left.data_differs(&a, (right, &b))?,

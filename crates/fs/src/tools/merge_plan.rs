@@ -14,11 +14,12 @@
 //! one side changed is taken, one that both changed alike stays, and one that both changed in two
 //! ways is a conflict. Times are no aspect.
 //!
-//! A rename is a name that is gone and another one with the same generation of birth and kind. A
-//! renamed file is merged with the object of the old name. A directory that the destination renamed
-//! gets the changes that the fork made under its old name. A directory that the fork renamed is one
-//! that is gone and a new one. An object that the destination renamed stays if the fork lacks its
-//! old name and added an equal object at the new one.
+//! A rename is a name that is gone and another one with the same generation of birth and kind, if no
+//! other name of this birth and kind is gone, new, or leads to another object than before: clones
+//! share births. A renamed file is merged with the object of the old name. A directory that the
+//! destination renamed gets the changes that the fork made under its old name. A directory that the
+//! fork renamed is one that is gone and a new one. An object that the destination renamed stays if
+//! the fork lacks its old name and added an equal object at the new one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,7 +35,7 @@ use crate::format::record::{CAPABILITY, FLAG_XATTRS, Kind, S_ISGID, S_ISUID};
 use crate::ops::access::Caller;
 use crate::ops::acl::PERMISSION_BITS;
 use crate::ops::merge_steps::{Action, Content, Look, MergeStep, STEP_BYTES, STEPS_MAX};
-use crate::tools::diff::{Change, Difference, Found, Object, Side, diff_sides};
+use crate::tools::diff::{Change, Difference, Found, Object, Side, diff_sides, diff_with_births};
 use crate::tools::merge_text::MergedTexts;
 
 /// Steps take this part of the memory budget at most, with comparisons and buffers of requests.
@@ -291,19 +292,19 @@ impl Three<'_> {
     /// `TooBig` for more steps than a merge has, `Range` when the comparison takes too much memory,
     /// and those of the tree.
     pub(crate) fn plan(&self) -> Result<(MergePlan, Held)> {
-        let by_fork = diff_sides(self.budget, [&self.base, &self.fork], false)?;
-        let by_dst = diff_sides(self.budget, [&self.base, &self.dst], false)?;
+        let by_fork = diff_with_births(self.budget, [&self.base, &self.fork])?;
+        let by_dst = diff_with_births(self.budget, [&self.base, &self.dst])?;
         let is_whole = |path: &[u8]| self.whole.iter().any(|top| is_in(path, top));
-        let counts = |one: &&Difference| {
+        let counts = |one: &Difference| {
             !one.path.is_empty() && !self.left_out.has(&one.path) && !is_whole(&one.path)
         };
-        let ours = by_dst.differences.iter().filter(counts);
-        let moved = moves(ours.clone(), &self.base, &self.dst)?;
+        let ours = by_dst.differences.iter().filter(|one| counts(one));
+        let moved = moves(&by_dst, counts, &self.base, &self.dst)?;
         let mut is_forward = true;
         for one in ours.filter(|one| self.fork_at.as_ref() != Some(&one.path)) {
             is_forward &= !self.matters(one, (&self.base, &self.dst))?;
         }
-        let theirs = by_fork.differences.iter().filter(counts);
+        let theirs = by_fork.differences.iter().filter(|one| counts(one));
         let mut planning = Planning {
             three: self,
             plan: MergePlan {
@@ -325,7 +326,7 @@ impl Three<'_> {
             planning.plan.indexes += u64::from(is_git_index(&one.path));
         }
         planning.note_added(theirs.clone());
-        let mut renamed = moves(theirs.clone(), &self.base, &self.fork)?;
+        let mut renamed = moves(&by_fork, counts, &self.base, &self.fork)?;
         renamed.retain(|from, _| !is_dir(&self.base, from).unwrap_or(true));
         let targets: BTreeSet<_> = renamed.values().cloned().collect();
         for one in theirs {
@@ -371,29 +372,46 @@ fn is_dir(side: &Side, object: &[u8]) -> Result<bool> {
 }
 
 /// The objects that are gone under one name and were born with the generation of one that is new
-/// under another name.
-fn moves<'a>(
-    found: impl Iterator<Item = &'a Difference>,
+/// under another name, among the names that `counts` accepts.
+///
+/// Clones share births. So a name that leads to another object than before is no part of a pair and
+/// counts as gone and new: an object of its old birth may be the one that has the new name.
+fn moves(
+    found: &Found,
+    counts: impl Fn(&Difference) -> bool,
     base: &Side,
     side: &Side,
 ) -> Result<Moves> {
-    // By generation and kind: the paths that are gone, and those that are new.
-    let mut births: BTreeMap<(u64, u32), [Vec<Bytes>; 2]> = BTreeMap::new();
-    for one in found {
-        let (which, at) = match one.change {
-            Change::Removed => (0, base),
-            Change::Added => (1, side),
-            Change::Kind | Change::Both { .. } => continue,
-        };
-        let object = object_of(&one.path);
-        if let Some(found) = at.object(&object)? {
+    // By generation and kind: the paths that are gone, and those that are new. A path that can be
+    // part of no pair is `None`.
+    let mut births: BTreeMap<(u64, u32), [Vec<Option<Bytes>>; 2]> = BTreeMap::new();
+    let mut note = |which: usize, object: &Bytes, is_pair: bool| -> Result<()> {
+        if let Some(found) = [base, side][which].object(object)? {
             let key = (found.record.birth, found.record.kind().mode_bits());
-            births.entry(key).or_default()[which].push(object);
+            let path = is_pair.then(|| object.clone());
+            births.entry(key).or_default()[which].push(path);
         }
+        Ok(())
+    };
+    for one in &found.differences {
+        let (object, is_pair) = (object_of(&one.path), counts(one));
+        match one.change {
+            Change::Removed => note(0, &object, is_pair)?,
+            Change::Added => note(1, &object, is_pair)?,
+            Change::Kind => {
+                note(0, &object, false)?;
+                note(1, &object, false)?;
+            }
+            Change::Both { .. } => {}
+        }
+    }
+    for object in &found.reborn {
+        note(0, object, false)?;
+        note(1, object, false)?;
     }
     let mut moves = Moves::new();
     for [gone, new] in births.into_values() {
-        if let ([gone], [new]) = (&gone[..], &new[..]) {
+        if let ([Some(gone)], [Some(new)]) = (&gone[..], &new[..]) {
             moves.insert(gone.clone(), new.clone());
         }
     }
