@@ -84,6 +84,7 @@ pub use format::stream::{
     encode_stream_head,
 };
 pub use namespace::attr::Attr;
+pub use namespace::invalidation::Invalidation;
 pub use namespace::known_below::{KnownBelow, KnownName};
 pub use ops::access::{Caller, Capabilities, Credentials, NOBODY, Writer};
 pub use ops::attr::{Attributes, SetAttr, SetTime};
@@ -97,7 +98,6 @@ pub use ops::fork_record::NewFork;
 pub use ops::forks::{ForkBytes, ForkEntry, ForkOrigin, Forks, SomeForks};
 pub use ops::import::{Import, Imports};
 pub use ops::import_stage::ImportCounts;
-pub use ops::invalidation::Invalidation;
 pub use ops::merge_steps::MergeParts;
 pub use ops::names::Names;
 pub use ops::readdir::{DirEntry, Directories};

@@ -6,20 +6,23 @@
 mod common;
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use common::{check, find, found, make_at, names, place};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Attr, Caller, CloneMode, Error, Favor, FormatOptions, Ino, Kind, MergeOptions, MergeParts,
-    NewFork, NewInode, OpenOptions, ROOT_INO, RenameMode, Result, Volume, merge_fork,
+    Attr, Caller, CloneMode, Error, Favor, FileFlags, FormatOptions, Ino, Invalidation, Kind,
+    MergeOptions, MergeParts, MergedName, NewFork, NewInode, OpenOptions, ROOT_INO, RenameMode,
+    Result, SetAttr, SetXattr, Volume, merge_fork,
 };
 
 /// A device that has room for some writes, and no more.
 struct Limited {
     medium: MemDevice,
     writes_left: AtomicI64,
+    /// Writes that are refused before there is room again.
+    refusals_left: AtomicI64,
 }
 
 impl Device for Limited {
@@ -33,8 +36,10 @@ impl Device for Limited {
 
     fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
         match self.writes_left.fetch_sub(1, Ordering::SeqCst) {
-            1.. => self.medium.write_at(addr, buf),
-            _ => Err(io::ErrorKind::StorageFull.into()),
+            ..=0 if self.refusals_left.fetch_sub(1, Ordering::SeqCst) > 0 => {
+                Err(io::ErrorKind::StorageFull.into())
+            }
+            _ => self.medium.write_at(addr, buf),
         }
     }
 
@@ -57,6 +62,7 @@ impl Bed {
         let device = Arc::new(Limited {
             medium: MemDevice::new(64 << 20),
             writes_left: AtomicI64::new(i64::MAX),
+            refusals_left: AtomicI64::new(i64::MAX),
         });
         let below: Arc<dyn Device> = device.clone();
         Volume::format(&below, &FormatOptions::default()).unwrap();
@@ -80,6 +86,30 @@ impl Bed {
         let done = run(&self.volume);
         self.device.writes_left.store(i64::MAX, Ordering::SeqCst);
         done
+    }
+
+    /// Runs an operation on a device that refuses so many writes, and then has room again.
+    fn with_refusals<T>(&self, refusals: i64, run: impl FnOnce(&Volume) -> T) -> T {
+        self.device.refusals_left.store(refusals, Ordering::SeqCst);
+        let done = self.while_full(run);
+        self.device.refusals_left.store(i64::MAX, Ordering::SeqCst);
+        done
+    }
+
+    /// Invalidations of operations that fail after their changes are made, from now on.
+    fn told(&self) -> Arc<Mutex<Vec<Invalidation>>> {
+        let told = Arc::<Mutex<Vec<Invalidation>>>::default();
+        let heard = Arc::clone(&told);
+        let tell = move |stale: &[Invalidation]| heard.lock().unwrap().extend_from_slice(stale);
+        self.volume.controls().tell_failed_by(tell);
+        told
+    }
+
+    /// Makes a change whose sync fails, and tells the invalidations that the caller hears of.
+    fn unsynced_told<T>(&self, change: impl FnOnce(&Volume) -> Result<T>) -> Vec<Invalidation> {
+        let told = self.told();
+        self.unsynced(change);
+        std::mem::take(&mut told.lock().unwrap())
     }
 
     /// Makes a change whose sync fails.
@@ -319,4 +349,183 @@ fn a_file_that_a_staged_merge_replaces_stays_as_long_as_it_is_open() {
         late > 0,
         "no merge was told to have failed after it was made"
     );
+}
+
+/// The invalidations of a name that led to nothing, or to an object.
+fn name(dir: Ino, name: &[u8], was_there: bool) -> Vec<Invalidation> {
+    let entry = match (dir, name.to_vec()) {
+        (dir, name) if was_there => Invalidation::Entry { dir, name },
+        (dir, name) => Invalidation::Missing { dir, name },
+    };
+    vec![entry, Invalidation::Listing(dir)]
+}
+
+#[test]
+fn a_tree_that_is_cloned_or_removed_while_the_device_is_full_is_told_before_the_error() {
+    let bed = Bed::new();
+    for dir in ["top", "top/dir", "top/victim"] {
+        make_at(&bed.volume, dir, Kind::Directory);
+    }
+    let [top, dir, victim] = ["top", "top/dir", "top/victim"].map(|path| find(&bed.volume, path));
+    bed.file("top/dir/file", b"file");
+    bed.volume.snapshots().create("then").unwrap();
+    let root = &Caller::root();
+    let told = bed.unsynced_told(|volume| {
+        let trees = volume.trees();
+        trees.clone_entry(root, dir, top, b"copy", CloneMode::New)
+    });
+    assert_eq!(told, name(top, b"copy", false));
+    let told = bed.unsynced_told(|volume| {
+        let trees = volume.trees();
+        trees.clone_entry(root, dir, top, b"victim", CloneMode::Replace)
+    });
+    let gone = |ino| [name(top, b"victim", true), vec![Invalidation::Listing(ino)]].concat();
+    assert_eq!(told, gone(victim));
+    let victim = find(&bed.volume, "top/victim");
+    let told = bed.unsynced_told(|volume| volume.trees().remove_tree(root, top, b"victim"));
+    assert_eq!(told, gone(victim));
+    let told = bed.unsynced_told(|volume| {
+        let source = (volume.snapshots(), "then", &b"top/dir"[..]);
+        let trees = volume.trees();
+        trees.restore(root, source, (top, b"old"), CloneMode::New)
+    });
+    assert_eq!(told, name(top, b"old", false));
+    let new = NewFork {
+        note: "",
+        has_base: true,
+    };
+    let told = bed.unsynced_told(|volume| volume.trees().fork(root, dir, (top, b"fork"), new));
+    assert_eq!(told, name(top, b"fork", false));
+    let fork = find(&bed.volume, "top/fork");
+    let told = bed.unsynced_told(|volume| volume.trees().drop_fork(root, (top, b"fork"), fork));
+    assert_eq!(told[..2], name(top, b"fork", true));
+    let mut left = names(&bed.volume, top);
+    left.sort();
+    assert_eq!(left, [&b"copy"[..], b"dir", b"old"]);
+    bed.end("top");
+}
+
+#[test]
+fn a_name_that_changes_while_the_device_is_full_is_told_before_the_error() {
+    let bed = Bed::new();
+    let dir = make_at(&bed.volume, "dir", Kind::Directory);
+    let file = bed.file("dir/file", b"file");
+    let other = bed.file("dir/other", b"other");
+    let sub = make_at(&bed.volume, "dir/sub", Kind::Directory);
+    let new = NewInode::new(Kind::Regular, 0o644);
+    let told = bed.unsynced_told(|volume| volume.names().create(dir, b"new", &new));
+    assert_eq!(told, name(dir, b"new", true));
+    let attributes = Invalidation::Attributes;
+    let told = bed.unsynced_told(|volume| volume.names().link(file, dir, b"link"));
+    assert_eq!(
+        told,
+        [name(dir, b"link", true), vec![attributes(file)]].concat()
+    );
+    let told = bed.unsynced_told(|volume| volume.names().unlink(dir, b"link"));
+    assert_eq!(
+        told,
+        [name(dir, b"link", true), vec![attributes(file)]].concat()
+    );
+    let told = bed.unsynced_told(|volume| {
+        let (from, to) = ((dir, &b"file"[..]), (dir, &b"other"[..]));
+        volume.names().rename(from, to, RenameMode::Replace, None)
+    });
+    let both = [
+        name(dir, b"file", true),
+        name(dir, b"other", true),
+        [file, other].map(attributes).to_vec(),
+    ];
+    assert_eq!(told, both.concat());
+    let told = bed.unsynced_told(|volume| volume.names().rmdir(dir, b"sub"));
+    assert_eq!(
+        told,
+        [name(dir, b"sub", true), vec![Invalidation::Listing(sub)]].concat()
+    );
+    bed.end("dir");
+}
+
+#[test]
+fn a_file_that_changes_while_the_device_is_full_is_told_before_the_error() {
+    let bed = Bed::new();
+    make_at(&bed.volume, "dir", Kind::Directory);
+    let file = bed.file("dir/file", b"file");
+    let source = bed.file("dir/source", &vec![7; 1 << 20]);
+    let contents = [Invalidation::Contents(file)];
+    let told = bed.unsynced_told(|volume| volume.files().write(file, 1, b"-", None));
+    assert_eq!(told, contents);
+    let told = bed.unsynced_told(|volume| volume.files().allocate(file, 0, 9000, false, None));
+    assert_eq!(told, contents);
+    let told = bed.unsynced_told(|volume| volume.files().zero_range(file, 0, 2, true, None));
+    assert_eq!(told, contents);
+    for (from, len) in [(0, 1 << 20), (1, 10)] {
+        let copy = |volume: &Volume| {
+            let files = volume.files();
+            files.copy_range((source, from), (file, 0), len, None)
+        };
+        assert_eq!(bed.unsynced_told(copy), contents);
+    }
+    let set = SetAttr {
+        size_bytes: Some(3),
+        ..SetAttr::default()
+    };
+    let told = bed.unsynced_told(|volume| volume.attributes().setattr(file, &set, None));
+    assert_eq!(told, contents);
+    let attributes = [Invalidation::Attributes(file)];
+    let set = SetAttr {
+        perm: Some(0o600),
+        ..SetAttr::default()
+    };
+    let told = bed.unsynced_told(|volume| volume.attributes().setattr(file, &set, None));
+    assert_eq!(told, attributes);
+    let told = bed.unsynced_told(|volume| {
+        let attributes = volume.attributes();
+        attributes.setxattr(file, b"user.a", b"1", SetXattr::Any)
+    });
+    assert_eq!(told, attributes);
+    let told = bed.unsynced_told(|volume| volume.attributes().removexattr(file, b"user.a"));
+    assert_eq!(told, attributes);
+    let mut flags = FileFlags::default();
+    for change in [true, false] {
+        flags.immutable = change;
+        flags.no_dump = true;
+        let told = bed.unsynced_told(|volume| volume.attributes().set_flags(file, flags));
+        assert_eq!(told, attributes);
+    }
+    assert_eq!(bed.attr(file).size_bytes, 3);
+    bed.end("dir");
+}
+
+/// The device refuses each number of writes, and then has room again.
+#[test]
+fn a_merge_that_is_made_before_its_sync_fails_is_not_told_as_one_without_names() {
+    let mut late = 0;
+    for refusals in 1..16 {
+        let bed = Bed::new();
+        let dst = make_at(&bed.volume, "dst", Kind::Directory);
+        bed.file("dst/gone", b"gone");
+        let (root, trees) = (Caller::root(), bed.volume.trees());
+        let new = NewFork {
+            note: "",
+            has_base: true,
+        };
+        trees.fork(&root, dst, (ROOT_INO, b"fork"), new).unwrap();
+        let fork = find(&bed.volume, "fork");
+        bed.volume.names().unlink(fork, b"gone").unwrap();
+        let told = bed.told();
+        let merged = bed.with_refusals(refusals, |volume| {
+            let both = (volume.trees(), volume.controls().forks());
+            merge_fork(both, &root, (fork, dst), &MergeOptions::default())
+        });
+        let told = std::mem::take(&mut *told.lock().unwrap());
+        if let Ok(merged) = &merged {
+            let removed = (b"gone".to_vec(), MergedName::Removed);
+            assert_eq!((merged.is_done, &merged.names[..]), (true, &[removed][..]));
+        }
+        let is_made = found(&bed.volume, "dst/gone").is_none();
+        assert!(told.is_empty() || told.starts_with(&name(dst, b"gone", true)));
+        assert!(!is_made || merged.is_ok() || !told.is_empty());
+        late += usize::from(merged.is_ok() && !told.is_empty());
+        bed.end("dst");
+    }
+    assert!(late > 0, "no merge became durable later");
 }

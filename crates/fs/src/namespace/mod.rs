@@ -6,6 +6,7 @@ pub(crate) mod compact;
 mod compaction;
 mod hints;
 pub(crate) mod inode;
+pub(crate) mod invalidation;
 pub(crate) mod known_below;
 pub(crate) mod known_blocks;
 pub(crate) mod link_counts;

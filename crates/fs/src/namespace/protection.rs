@@ -34,7 +34,7 @@ use crate::format::keys;
 use crate::format::record::{FLAG_PROTECTED, Record};
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::topology::Topology;
-use crate::namespace::transaction::Transaction;
+use crate::namespace::transaction::{Shown, Transaction};
 
 const IMMUTABLE: u8 = 1;
 const APPEND_ONLY: u8 = 2;
@@ -203,7 +203,7 @@ impl Protections {
         topology: &Topology,
         inode: &Arc<Inode>,
         (before, after): (Protection, Protection),
-    ) -> Result<()> {
+    ) -> Result<Shown<'_>> {
         let _counts = self.counts.lock();
         let key = keys::protection(inode.ino);
         if after.is_any() {
@@ -218,7 +218,7 @@ impl Protections {
         let change = i64::from(after.is_any()) - i64::from(before.is_any());
         counts.add(&topology.directories_above(inode)?, change);
         self.put_counts(&mut tx, counts)?;
-        tx.apply(topology, &self.tree)?.make_durable()
+        tx.apply(topology, &self.tree)
     }
 
     /// Moves the counts of protected inodes below `moved`: directories that each leave one

@@ -17,6 +17,7 @@ use crate::format::record::{Entry, Kind, LinkEntry, Record};
 use crate::format::slots::{RUN_LEN_MAX, Slot};
 use crate::namespace::compaction::Compaction;
 use crate::namespace::inode::{Adopted, Count, DirPath, Inode, Location, LockedNames, Table};
+use crate::namespace::invalidation::Caches;
 use crate::namespace::known_blocks::Owed;
 use crate::namespace::looks::Looks;
 use crate::namespace::notes::Unsettled;
@@ -59,6 +60,8 @@ pub(crate) struct Namespace {
     pub(super) told: ToldInodes,
     pub(crate) protections: Protections,
     pub(crate) unsettled: Unsettled,
+    /// Told of changes that end with an error.
+    pub(crate) caches: Caches,
     looks: Looks,
     /// Keeps the root in the table when the kernel forgets it.
     _root: Arc<Inode>,
@@ -91,6 +94,7 @@ impl Namespace {
         Ok(Arc::new(Self {
             protections: Protections::new(&tree)?,
             unsettled: Unsettled::new(notes.advance()?, links_at_once),
+            caches: Caches::default(),
             tree,
             table,
             numbers,

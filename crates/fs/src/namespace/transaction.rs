@@ -24,6 +24,7 @@ use crate::format::keys::{self, Orphan};
 use crate::format::record::{Pin, Record};
 use crate::format::slots::{SLOTS_MAX, Slot};
 use crate::namespace::inode::{Inode, Location, LockedNames};
+use crate::namespace::invalidation::{Caches, Invalidation};
 use crate::namespace::number_tables::{leave_pin, put_pin, put_unpinned};
 use crate::namespace::numbers::Numbers;
 use crate::namespace::topology::Topology;
@@ -382,6 +383,20 @@ impl<'t> Shown<'t> {
     /// Those of a sync; the change is made all the same.
     pub(crate) fn make_durable(self) -> Result<()> {
         Ok(Applied::make_durable(self.tree, self.seq)?)
+    }
+
+    /// The same for a change of objects that the caller may have in caches. If the sync fails, the
+    /// caller is told of the invalidations in `stale`.
+    ///
+    /// # Errors
+    /// Those of a sync; the change is made all the same.
+    pub(crate) fn make_durable_telling<S: AsRef<[Invalidation]>>(
+        self,
+        caches: &Caches,
+        stale: impl FnOnce() -> S,
+    ) -> Result<()> {
+        self.make_durable()
+            .inspect_err(|_| caches.tell(stale().as_ref()))
     }
 }
 

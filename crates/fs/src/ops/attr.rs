@@ -13,6 +13,7 @@ use crate::format::record::{
 };
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::Inode;
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::link_counts;
 use crate::namespace::protection::Protection;
 use crate::namespace::resolve::Namespace;
@@ -49,7 +50,23 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
 }
 
+impl SetTime {
+    fn at(self, now: Time) -> Time {
+        match self {
+            Self::Now => now,
+            Self::At(time) => time,
+        }
+    }
+}
+
 impl SetAttr {
+    fn invalidation_of(&self, ino: Ino) -> Invalidation {
+        match self.size_bytes {
+            Some(_) => Invalidation::Contents(ino),
+            None => Invalidation::Attributes(ino),
+        }
+    }
+
     /// Whether it makes an inode with this record no longer. A cut needs no map of blocks. Another
     /// thread may cut the file more until its state is locked.
     fn is_cut(&self, record: &Record) -> bool {
@@ -270,19 +287,16 @@ impl Attributes {
             resize.apply(&mut tx, &inode, &path);
         }
         let record = tx.edit(&inode);
-        let time = |set: SetTime| match set {
-            SetTime::Now => now,
-            SetTime::At(time) => time,
-        };
-        record.atime = set.atime.map_or(record.atime, time);
-        record.mtime = set.mtime.map_or(record.mtime, time);
+        record.atime = set.atime.map_or(record.atime, |time| time.at(now));
+        record.mtime = set.mtime.map_or(record.mtime, |time| time.at(now));
         if (set.uid.is_some() || set.gid.is_some() || set.size_bytes.is_some())
             && let Ok(path) = topology.path(&inode)
         {
             tx.clear_capability(&inode, &path);
         }
-        tx.apply(&topology, &self.namespace.tree)?.make_durable()?;
+        let shown = tx.apply(&topology, &self.namespace.tree)?;
         drop(topology);
+        shown.make_durable_telling(&self.namespace.caches, || [set.invalidation_of(ino)])?;
         link_counts::attr(&self.namespace, &inode)
     }
 }

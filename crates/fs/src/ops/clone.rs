@@ -20,6 +20,7 @@ use crate::format::name::check_new_name;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, Record, Time};
 use crate::format::slots::Slot;
 use crate::namespace::inode::Inode;
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::link_counts::{self, count_links};
 use crate::namespace::slot_index::indexing;
 use crate::namespace::topology::Topology;
@@ -29,7 +30,6 @@ use crate::ops::at::At;
 use crate::ops::contents::copy_contents;
 use crate::ops::fork_record::{Forking, Made, NewFork, prepare_identity};
 use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
-use crate::ops::invalidation::Invalidation;
 use crate::ops::removal::Removal;
 use crate::ops::staged::{Destination, StagedObject};
 use crate::ops::trees::{Trees, Victim};
@@ -196,7 +196,7 @@ impl Trees {
             self.namespace.until_applied(clone)
         })?;
         self.namespace.took_slot(&dir, slot);
-        shown.make_durable()?;
+        shown.make_durable_telling(&self.namespace.caches, || &stale)?;
         Ok(stale)
     }
 

@@ -17,6 +17,7 @@ use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::record::{FLAG_SPARSE, Record};
 use crate::namespace::inode::Inode;
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Writer;
 use crate::ops::allocation::{Allocation, become_sparse};
@@ -204,7 +205,8 @@ impl Files {
         self.namespace.tree.admit(RECORDS_BYTES + map_bytes)?;
         let copy = |round| self.copy_now(ends, len, writer, round);
         let (copied, shown) = self.namespace.until_applied(copy)?;
-        shown.make_durable()?;
+        let target = ends.1.0.ino;
+        shown.make_durable_telling(&self.namespace.caches, || [Invalidation::Contents(target)])?;
         Ok(copied)
     }
 

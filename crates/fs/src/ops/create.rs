@@ -14,6 +14,7 @@ use crate::format::record::{
 };
 use crate::namespace::attr::{Attr, attr_of};
 use crate::namespace::inode::{Inode, Location};
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::known_blocks::KnownBlocks;
 use crate::namespace::resolve::entry_before;
 use crate::namespace::slot_index::indexing;
@@ -149,7 +150,10 @@ impl Names {
         self.namespace.table.remember(&inode);
         drop((topology, names));
         self.namespace.took_slot(dir, slot);
-        if let Err(error) = shown.make_durable() {
+        let durable = shown.make_durable_telling(&self.namespace.caches, || {
+            Invalidation::of_name(dir.ino, name)
+        });
+        if let Err(error) = durable {
             self.namespace.table.forget_noting(identity.ino, 1, || {});
             return Err(error);
         }

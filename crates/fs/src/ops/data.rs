@@ -20,6 +20,7 @@ use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::record::{FLAG_SPARSE, Record};
 use crate::namespace::inode::Inode;
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::resolve::Namespace;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::access::Writer;
@@ -366,7 +367,10 @@ impl Files {
         let now = self.times.now();
         let record = tx.edit(inode);
         (record.mtime, record.ctime) = (now, now);
-        tx.apply(&topology, &self.namespace.tree)?.make_durable()?;
+        tx.apply(&topology, &self.namespace.tree)?
+            .make_durable_telling(&self.namespace.caches, || {
+                [Invalidation::Contents(inode.ino)]
+            })?;
         Ok(cleared)
     }
 

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::format::ino::Ino;
 use crate::format::record::{FLAG_NO_ATIME, FLAG_NO_DUMP, Kind, Record};
 use crate::namespace::inode::Inode;
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::protection::{Protection, Protections};
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::attr::Attributes;
@@ -99,12 +100,13 @@ impl Attributes {
             record.flags |= if is_set { flag } else { 0 };
         }
         let after = flags.protection();
-        if before == after {
-            return tx.apply(&topology, &self.namespace.tree)?.make_durable();
-        }
-        self.namespace
-            .protections
-            .protect(tx, &topology, &inode, (before, after))
+        let shown = if before == after {
+            tx.apply(&topology, &self.namespace.tree)?
+        } else {
+            let protections = &self.namespace.protections;
+            protections.protect(tx, &topology, &inode, (before, after))?
+        };
+        shown.make_durable_telling(&self.namespace.caches, || [Invalidation::Attributes(ino)])
     }
 }
 

@@ -22,6 +22,7 @@ use crate::format::name::check_new_name;
 use crate::format::record::{FLAG_CLONE_ROOT, Record};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{Deferred, Location};
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::numbers::Numbers;
 use crate::namespace::resolve::Namespace;
 use crate::namespace::slot_index::indexing;
@@ -32,7 +33,6 @@ use crate::ops::deferred_delete::DeferredDeletes;
 use crate::ops::file_flags::INHERITED;
 use crate::ops::import_settlers::Settlers;
 use crate::ops::import_stage::{ImportCounts, Stage};
-use crate::ops::invalidation::Invalidation;
 use crate::ops::times::Times;
 use crate::ops::trees::invalidations;
 
@@ -232,7 +232,7 @@ impl Imports {
         self.namespace.took_slot(&dir, slot);
         let (_, counts) = stage.result();
         (state.stage, state.is_published) = (None, true);
-        shown.make_durable()?;
+        shown.make_durable_telling(&self.namespace.caches, || &stale)?;
         Ok((stale, counts))
     }
 

@@ -18,6 +18,7 @@ use crate::format::record::{LinkEntry, Pin};
 use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location};
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::link_counts::{self, count_links, last_note};
 use crate::namespace::slot_index::indexing;
 use crate::namespace::topology::Topology;
@@ -106,7 +107,7 @@ impl Names {
             let names = dir.lock_names();
             let shown = self.link_nameless(inode, At { dir, name })?;
             drop(names);
-            shown.make_durable()?;
+            self.make_link_durable(shown, inode, At { dir, name })?;
             self.namespace.table.remember(inode);
             return Ok(inode.attr());
         }
@@ -136,12 +137,19 @@ impl Names {
                 };
                 drop(names);
                 self.namespace.took_slot(dir, slot);
-                shown.make_durable()?;
+                self.make_link_durable(shown, inode, at)?;
                 let attr = link_counts::attr(&self.namespace, inode)?;
                 self.namespace.table.remember(inode);
                 return Ok(attr);
             }
         }
+    }
+
+    fn make_link_durable(&self, shown: Shown<'_>, inode: &Inode, at: At<'_>) -> Result<()> {
+        shown.make_durable_telling(&self.namespace.caches, || {
+            let [entry, listing] = Invalidation::of_name(at.dir.ino, at.name);
+            [entry, listing, Invalidation::Attributes(inode.ino)]
+        })
     }
 
     /// The last note of the clone root over a directory. The caller holds the links.

@@ -36,20 +36,20 @@ use crate::format::record::{
 };
 use crate::format::slots::{SLOTS_WITHOUT_INDEX, Slot};
 use crate::namespace::inode::{DirPath, Inode, Location};
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::link_counts::count_links;
 use crate::namespace::resolve::Found;
 use crate::namespace::slot_index::indexing;
 use crate::namespace::timed::Timed;
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{
-    RECORDS_BYTES, Round, Transaction, lock_names, lock_states, try_on,
+    RECORDS_BYTES, Round, Shown, Transaction, lock_names, lock_states, try_on,
 };
 use crate::ops::access::Caller;
 use crate::ops::at::At;
 use crate::ops::clone::Plan;
 use crate::ops::contents::{FEW_BLOCKS, Few, delete_ranges, few_blocks, move_contents};
 use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
-use crate::ops::invalidation::Invalidation;
 use crate::ops::merge_staged::{Copied, Keys, StagedMerge, are_same};
 use crate::ops::merge_steps::{Action, Content, KEY_BYTES, Look, MergeParts, MergeStep};
 use crate::ops::removal::Removal;
@@ -104,6 +104,9 @@ pub(crate) struct Applied {
     /// The state of the kernel's caches that is out of date.
     pub(crate) stale: Vec<Invalidation>,
     pub(crate) is_staged: bool,
+    /// The error of the sync, on a volume that makes each change durable. The caller was told of the
+    /// invalidations then.
+    pub(crate) durable: Result<()>,
 }
 
 /// A name in a directory that was found by its path.
@@ -272,9 +275,7 @@ impl<'a> Merging<'a> {
         });
         // Hard links below trees come on top of the estimate.
         let (done, shown) = done.map_err(too_big)?;
-        let done = done.map(|done| self.finish(done, false));
-        shown.make_durable()?;
-        Ok(done)
+        Ok(done.map(|done| self.finish(done, shown, false)))
     }
 
     /// Stages the merge and publishes it.
@@ -311,9 +312,7 @@ impl<'a> Merging<'a> {
             return Ok(None);
         };
         unused.orphans = orphans;
-        let done = self.finish(done, true);
-        shown.make_durable()?;
-        Ok(Some(done))
+        Ok(Some(self.finish(done, shown, true)))
     }
 
     /// Makes the batch of a merge that is staged, and clones the trees. `None` if one is not as it
@@ -441,11 +440,16 @@ impl<'a> Merging<'a> {
         (stale, slots)
     }
 
-    fn finish(&self, (stale, slots): Done, is_staged: bool) -> Applied {
+    fn finish(&self, (stale, slots): Done, shown: Shown<'_>, is_staged: bool) -> Applied {
+        let namespace = &self.trees.namespace;
         for (dir, slot) in slots {
-            self.trees.namespace.took_slot(&dir, slot);
+            namespace.took_slot(&dir, slot);
         }
-        Applied { stale, is_staged }
+        Applied {
+            durable: shown.make_durable_telling(&namespace.caches, || &stale),
+            stale,
+            is_staged,
+        }
     }
 
     /// Waits for room for a batch of so many bytes, and answers the bytes of contents that may be

@@ -23,7 +23,6 @@ pub(crate) mod import;
 pub(crate) mod import_blocks;
 pub(crate) mod import_settlers;
 pub(crate) mod import_stage;
-pub(crate) mod invalidation;
 pub(crate) mod join;
 pub(crate) mod link;
 pub(crate) mod merge;

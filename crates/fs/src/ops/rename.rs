@@ -17,6 +17,7 @@ use crate::format::name::{check_name, check_new_name};
 use crate::format::record::{Kind, Record, Time};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{Inode, Location};
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::link_counts::{count_links, may_hide_shared};
 use crate::namespace::resolve::{Found, Inside};
 use crate::namespace::slot_index::indexing;
@@ -54,6 +55,8 @@ struct Moved {
     gone: Gone,
     /// Directories that have another parent.
     dirs: Vec<Ino>,
+    /// The object that moved, and the one that was replaced or exchanged.
+    inodes: [Option<Ino>; 2],
 }
 
 impl Moved {
@@ -61,7 +64,7 @@ impl Moved {
         Self {
             slot,
             gone: gone.unwrap_or_default(),
-            dirs: Vec::new(),
+            ..Self::default()
         }
     }
 }
@@ -125,7 +128,13 @@ impl Names {
         if let Some(slot) = moved.slot {
             self.namespace.took_slot(&to_dir, slot);
         }
-        shown.make_durable()?;
+        shown.make_durable_telling(&self.namespace.caches, || {
+            let of_name = |at: At<'_>| Invalidation::of_name(at.dir.ino, at.name);
+            let inodes = moved.inodes.into_iter().flatten();
+            let inodes = inodes.map(Invalidation::Attributes);
+            let names = [from, to].into_iter().flat_map(of_name);
+            names.chain(inodes).collect::<Vec<_>>()
+        })?;
         Ok(moved.dirs)
     }
 
@@ -144,7 +153,7 @@ impl Names {
             if !Arc::ptr_eq(from.dir, to.dir) {
                 self.numbers.store_all()?;
             }
-            match (mode, victim) {
+            let renamed = match (mode, victim) {
                 (RenameMode::NoReplace, Some(_)) => Err(Error::Exists),
                 (RenameMode::Exchange, None) => Err(Error::NotFound),
                 (_, Some(victim)) if victim.inode.ino == source.inode.ino => {
@@ -163,7 +172,12 @@ impl Names {
                         self.rename_file(names, (&source, victim), whiteout, round)
                     }
                 }
-            }
+            };
+            let victim = victim.map(|victim| victim.inode.ino);
+            renamed.map(|(mut moved, seq)| {
+                moved.inodes = [Some(source.inode.ino), victim];
+                (moved, seq)
+            })
         })
     }
 

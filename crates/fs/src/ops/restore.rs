@@ -19,13 +19,13 @@ use crate::format::note::Note;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, FLAG_XATTRS, Kind, Record};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{DirPath, Inode};
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::slot_index::indexing;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Caller;
 use crate::ops::at::At;
 use crate::ops::clone::{CloneMode, are_of_one_kind};
 use crate::ops::fork_record::{next_identity, prepare_identity};
-use crate::ops::invalidation::Invalidation;
 use crate::ops::removal::Removal;
 use crate::ops::snapshots::Snapshots;
 use crate::ops::staged::{Destination, StagedObject};
@@ -253,7 +253,7 @@ impl Trees {
             self.namespace.until_applied(restore)
         })?;
         self.namespace.took_slot(dir, slot);
-        shown.make_durable()?;
+        shown.make_durable_telling(&self.namespace.caches, || &stale)?;
         Ok(stale)
     }
 

@@ -37,6 +37,7 @@ use crate::format::keys::{self, NoteKey, NumberKey};
 use crate::format::record::{Entry, Record};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{Inode, Location};
+use crate::namespace::invalidation::{Invalidation, Tell};
 use crate::namespace::link_counts::{last_note, note_changed};
 use crate::namespace::notes::{Counts, Notes};
 use crate::namespace::number_tables::put_unpinned;
@@ -45,7 +46,6 @@ use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{Round, Shown, Transaction, lock_states};
 use crate::ops::contents::erase;
 use crate::ops::deferred_delete::DeferredDeletes;
-use crate::ops::invalidation::Invalidation;
 use crate::ops::removal::Removal;
 use crate::options::LinkStats;
 
@@ -60,9 +60,6 @@ const KEY_BYTES: usize = 32;
 
 /// Inodes that the kernel is told of in one step, which takes two milliseconds, about.
 const TOLD_AT_ONCE: usize = 2048;
-
-/// Tells the kernel of attributes that are out of date.
-pub(crate) type Tell = Arc<dyn Fn(&[Invalidation]) + Send + Sync>;
 
 /// Counts links that wait to be counted.
 pub(crate) struct Settling {

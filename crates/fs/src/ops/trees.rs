@@ -16,6 +16,7 @@ use crate::format::keys::{self, NumberKey};
 use crate::format::name::check_name;
 use crate::format::slots::Slot;
 use crate::namespace::inode::{Inode, Location};
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::link_counts::{self, count_links, last_note, note_changed};
 use crate::namespace::number_reclaim::put_gone;
 use crate::namespace::numbers::Numbers;
@@ -29,7 +30,6 @@ use crate::ops::contents::delete_ranges;
 use crate::ops::deferred_delete::DeferredDeletes;
 use crate::ops::fork_record::{NO_FORK, delete_fork, stored_fork};
 use crate::ops::hard_links::{LinksBelow, Use, prepare_links};
-use crate::ops::invalidation::Invalidation;
 use crate::ops::recent_drops::RecentDrops;
 use crate::ops::removal::Removal;
 use crate::ops::times::Times;
@@ -128,7 +128,7 @@ impl Trees {
         link_counts::attr(&self.namespace, &victim)?;
         let remove = |round| self.remove_now(caller, (at, what), round);
         let (removed, shown) = self.namespace.until_applied(remove)?;
-        shown.make_durable()?;
+        shown.make_durable_telling(&self.namespace.caches, || &removed)?;
         Ok(removed)
     }
 

@@ -7,6 +7,7 @@ use crate::format::ino::Ino;
 use crate::format::keys::NumberKey;
 use crate::format::name::check_name;
 use crate::namespace::inode::{Inode, LockedNames};
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::link_counts::{count_links, may_hide_shared};
 use crate::namespace::resolve::Inside;
 use crate::namespace::topology::Topology;
@@ -57,7 +58,10 @@ impl Names {
                 .note_gone(NumberKey::Unpinned(pin.identity.ino));
         }
         names.took_entry(inode.is_deleted());
-        shown.make_durable()
+        shown.make_durable_telling(&self.namespace.caches, || {
+            let [entry, listing] = Invalidation::of_name(dir.ino, name);
+            [entry, listing, Invalidation::Attributes(inode.ino)]
+        })
     }
 
     /// Removes an empty directory.
@@ -101,7 +105,10 @@ impl Names {
             if let Some(names) = names.iter_mut().find(|names| names.are_of(&dir)) {
                 names.took_entry(victim.is_deleted());
             }
-            shown.make_durable()
+            shown.make_durable_telling(&self.namespace.caches, || {
+                let [entry, listing] = Invalidation::of_name(dir.ino, name);
+                [entry, listing, Invalidation::Listing(victim.ino)]
+            })
         })
     }
 

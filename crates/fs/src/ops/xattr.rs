@@ -11,6 +11,7 @@ use crate::format::name::NAME_BYTES_MAX;
 use crate::format::record::{
     CAPABILITY, FLAG_ACL, FLAG_CAPABILITY, FLAG_DEFAULT_ACL, FLAG_XATTRS, Kind, S_ISGID,
 };
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::acl::{PERMISSION_BITS, flag_of};
 use crate::ops::attr::Attributes;
@@ -95,7 +96,10 @@ impl Attributes {
         let record = tx.edit(&inode);
         record.flags |= flags_of(name);
         record.ctime = now;
-        tx.apply(&topology, &self.namespace.tree)?.make_durable()
+        tx.apply(&topology, &self.namespace.tree)?
+            .make_durable_telling(&self.namespace.caches, || {
+                [Invalidation::Attributes(inode.ino)]
+            })
     }
 
     /// Path and snapshot of an inode whose state is locked.
@@ -181,7 +185,10 @@ impl Attributes {
         let record = tx.edit(&inode);
         record.flags &= !(flags_of(name) & !FLAG_XATTRS);
         record.ctime = now;
-        tx.apply(&topology, &self.namespace.tree)?.make_durable()
+        tx.apply(&topology, &self.namespace.tree)?
+            .make_durable_telling(&self.namespace.caches, || {
+                [Invalidation::Attributes(inode.ino)]
+            })
     }
 
     /// Sets the list in this attribute. The caller checked permissions. With `clears_setgid`, the
@@ -230,6 +237,9 @@ impl Attributes {
             record.flags |= FLAG_XATTRS | flag;
             tx.batch.put(key, list.encode());
         }
-        tx.apply(&topology, &self.namespace.tree)?.make_durable()
+        tx.apply(&topology, &self.namespace.tree)?
+            .make_durable_telling(&self.namespace.caches, || {
+                [Invalidation::Attributes(inode.ino)]
+            })
     }
 }

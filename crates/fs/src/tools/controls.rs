@@ -10,11 +10,11 @@ use ramet_block::{Held, Use};
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
 use crate::format::keys;
+use crate::namespace::invalidation::Invalidation;
 use crate::namespace::numbers::Numbers;
 use crate::namespace::resolve::Namespace;
 use crate::ops::access::Caller;
 use crate::ops::forks::Forks;
-use crate::ops::invalidation::Invalidation;
 use crate::ops::settle::Settling;
 use crate::ops::snapshots::Snapshots;
 use crate::ops::trees::Trees;
@@ -275,6 +275,13 @@ impl Controls {
     /// the background: numbers of links.
     pub fn tell_links_by(&self, tell: impl Fn(&[Invalidation]) + Send + Sync + 'static) {
         self.settling.tell_by(Arc::new(tell));
+    }
+
+    /// Has `tell` called, and no other, when a change is made although its operation fails: its sync
+    /// failed. The operation returns its error after `tell`, and may hold locks until then. So `tell`
+    /// calls no operation, and waits for none.
+    pub fn tell_failed_by(&self, tell: impl Fn(&[Invalidation]) + Send + Sync + 'static) {
+        self.namespace.caches.tell_by(Arc::new(tell));
     }
 
     /// Checks every invariant of the file system, and in each snapshot of the volume and the base of

@@ -12,9 +12,9 @@ use crate::format::ino::{Ino, ROOT_INO};
 use crate::format::keys;
 use crate::format::name::RESERVED_NAME;
 use crate::namespace::inode::Inode;
+use crate::namespace::invalidation::Invalidation;
 use crate::ops::access::Caller;
 use crate::ops::forks::Forks;
-use crate::ops::invalidation::Invalidation;
 use crate::ops::merge::Merge;
 use crate::ops::merge_steps::{Action, Content, MergeParts, MergeStep};
 use crate::ops::trees::Trees;
@@ -178,7 +178,13 @@ pub fn merge_fork(
     for _ in 0..TRIES_MAX {
         match merging.attempt() {
             Ok(None) => {}
-            Ok(Some(merged)) => return Ok(merged),
+            Ok(Some((merged, Ok(())))) => return Ok(merged),
+            // The merge is made, and the checkpoint makes it durable.
+            Ok(Some((merged, Err(Error::Tree(ramet_betree::Error::NoSpace))))) => {
+                namespace.tree.checkpoint()?;
+                return Ok(merged);
+            }
+            Ok(Some((_, Err(error)))) => return Err(error),
             // The snapshots of the comparison kept the space of objects that were removed right
             // before it.
             Err(Error::Tree(ramet_betree::Error::NoSpace)) if !was_full => {
@@ -229,8 +235,9 @@ impl Merging<'_> {
         Ok((plan, held, compared))
     }
 
-    /// Compares the trees, and carries the merge out. `None` if they changed meanwhile.
-    fn attempt(&self) -> Result<Option<Merged>> {
+    /// Compares the trees, and carries the merge out. `None` if they changed meanwhile. The second
+    /// result is that of the sync of a merge that is made.
+    fn attempt(&self) -> Result<Option<(Merged, Result<()>)>> {
         let (options, caller) = (self.options, self.caller);
         let (plan, _held, compared) = self.plan()?;
         let mut merged = Merged::of(&plan);
@@ -250,13 +257,13 @@ impl Merging<'_> {
         merged.is_staged = merge.is_staged(self.trees)?;
         let is_refused = options.only_forward && !plan.is_forward;
         if options.dry_run || is_refused || !plan.conflicts.is_empty() {
-            return Ok(Some(merged));
+            return Ok(Some((merged, Ok(()))));
         }
         let applied = self.trees.merge(&merge)?;
         Ok(applied.map(|applied| {
             merged.is_done = true;
             (merged.stale, merged.is_staged) = (applied.stale, applied.is_staged);
-            merged
+            (merged, applied.durable)
         }))
     }
 }

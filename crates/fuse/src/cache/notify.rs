@@ -132,6 +132,10 @@ impl Kernel {
                 Invalidation::Attributes(ino) => {
                     self.send(&Notification::inval_attributes(*ino), &[])
                 }
+                Invalidation::Contents(ino) => {
+                    self.write_back(*ino);
+                    Ok(())
+                }
                 Invalidation::Listing(dir) => self.drop_listing(*dir),
             };
             if let Err(error) = sent {
@@ -163,9 +167,9 @@ impl Kernel {
     /// the kernel drops its listing.
     pub(crate) fn invalidate_attributes(&self, stale: &[Invalidation]) {
         let attributes = stale.iter().filter_map(|one| match one {
-            Invalidation::Attributes(ino) | Invalidation::Listing(ino) => {
-                Some(Invalidation::Attributes(*ino))
-            }
+            Invalidation::Attributes(ino)
+            | Invalidation::Contents(ino)
+            | Invalidation::Listing(ino) => Some(Invalidation::Attributes(*ino)),
             Invalidation::Entry { .. } | Invalidation::Missing { .. } => None,
         });
         self.invalidate(&attributes.collect::<Vec<_>>());

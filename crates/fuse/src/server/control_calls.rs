@@ -170,11 +170,7 @@ impl ControlCalls {
             self.sessions.called(key);
         }
         let (mut stale, data) = done?;
-        let is_listing = |one: &&Invalidation| matches!(one, Invalidation::Listing(_));
-        if stale.iter().filter(is_listing).count() > 1 {
-            // The second one is of a tree that is gone.
-            self.listings.tree_is_gone();
-        }
+        self.listings.may_lose_tree(&stale);
         stale.retain_mut(|one| {
             if let Invalidation::Listing(dir) = *one
                 && !self.kept_listings.changed(dir)

@@ -83,6 +83,15 @@ impl Listings {
         self.workers.run(move || kernel.invalidate(&stale()));
     }
 
+    /// The kernel is told of a change of a name in a directory, and perhaps of a tree that went.
+    pub(crate) fn may_lose_tree(&self, stale: &[Invalidation]) {
+        let is_listing = |one: &&Invalidation| matches!(one, Invalidation::Listing(_));
+        if stale.iter().filter(is_listing).count() > 1 {
+            // The second one is of a tree that is gone.
+            self.tree_is_gone();
+        }
+    }
+
     /// A tree was removed. Directories of it that a program holds on to are empty from now on.
     pub(crate) fn tree_is_gone(&self) {
         if self.looking.removed.fetch_add(1, Ordering::SeqCst) == 0 {

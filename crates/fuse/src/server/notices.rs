@@ -59,6 +59,15 @@ impl Notices {
         }
     }
 
+    /// Tells the kernel of a change whose program is going to hear of a failure. The kernel may hold
+    /// locks for that program, so only the notifications without locks are sent at once.
+    pub(crate) fn send_before_error(&self, stale: &[Invalidation]) {
+        self.send_at_once(stale);
+        if !stale.iter().all(Invalidation::is_of_attributes) {
+            self.send(stale.to_vec(), || {});
+        }
+    }
+
     /// Has the kernel look all names up again, and tells it of stale attributes. Both wait for no
     /// lock.
     pub(crate) fn send_at_once(&self, stale: &[Invalidation]) {

@@ -99,6 +99,24 @@ fn decode(number: u32, data: &[u8]) -> Answer<Call> {
     Call::decode(number, data).map_or(Err(UNKNOWN), answer)
 }
 
+/// Has the kernel told of links that were counted, and of each change that is made and whose program
+/// is going to hear of a failure.
+fn tell_of_changes(
+    (volume, kernel): (&Volume, Kernel),
+    notices: &Arc<Notices>,
+    listings: &Arc<Listings>,
+) {
+    let links = volume.controls();
+    links.tell_links_by(move |stale| kernel.invalidate_attributes(stale));
+    let parts = (Arc::downgrade(notices), Arc::downgrade(listings));
+    volume.controls().tell_failed_by(move |stale| {
+        if let (Some(notices), Some(listings)) = (parts.0.upgrade(), parts.1.upgrade()) {
+            listings.may_lose_tree(stale);
+            notices.send_before_error(stale);
+        }
+    });
+}
+
 impl Server {
     /// A server of `volume` for one mount, which tells `kernel` of changes.
     ///
@@ -146,8 +164,8 @@ impl Server {
             (Arc::clone(&counts), Arc::clone(&prefetch)),
             Arc::clone(&staged),
         );
-        let (told, links) = (kernel.clone(), volume.controls());
-        links.tell_links_by(move |stale| told.invalidate_attributes(stale));
+        let notices = Arc::new(Notices::new(kernel.clone())?);
+        tell_of_changes((&volume, kernel.clone()), &notices, &listings);
         let inode_memory =
             InodeMemory::new(Arc::clone(&volume), kernel.clone(), Arc::clone(&counts))?;
         Ok(Self {
@@ -170,7 +188,7 @@ impl Server {
             readings: Workers::new("read-trees", READ_THREADS)?,
             mounts: Workers::new("mount-snapshots", 1)?,
             structural: Workers::lasting("clone", 1)?,
-            notices: Arc::new(Notices::new(kernel)?),
+            notices,
             staged,
         })
     }
