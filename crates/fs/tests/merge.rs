@@ -793,6 +793,49 @@ fn trees_added_on_both_sides_become_one() {
 }
 
 #[test]
+fn a_directory_that_both_sides_added_is_not_opened_by_a_merge() {
+    let bed = Bed::new(|_| {});
+    for top in ["fork", "src"] {
+        for dir in ["keys", "keys/in", "keys/same"] {
+            bed.dir(&format!("{top}/{dir}"));
+        }
+    }
+    for dir in ["fork/keys", "fork/keys/in"] {
+        bed.chmod(dir, 0o700);
+        bed.write(&format!("{dir}/k"), b"k");
+    }
+    let uid = Some(7);
+    let set = SetAttr {
+        uid,
+        ..SetAttr::default()
+    };
+    bed.set("fork/keys/in", set);
+    bed.setxattr("fork/keys", "user.a", b"theirs");
+    bed.setxattr("src/keys", "user.b", b"ours");
+    let attribute = |name: &[u8]| Clash::Attribute(name.to_vec());
+    let conflicts = [
+        ("keys", Clash::Mode),
+        ("keys", attribute(b"user.a")),
+        ("keys", attribute(b"user.b")),
+        ("keys/in", Clash::Mode),
+        ("keys/in", Clash::Owner),
+    ];
+    let conflicts = conflicts.map(|(path, clash)| (path.to_owned(), clash));
+    assert_eq!(bed.clashes(), conflicts);
+    assert!(bed.merge_as(Favor::Theirs).is_done);
+    assert_eq!(
+        (bed.attr("src/keys").perm, bed.attr("src/keys").uid),
+        (0o700, 0)
+    );
+    let attr = bed.attr("src/keys/in");
+    assert_eq!((attr.perm, attr.uid), (0o700, 7));
+    assert_eq!(bed.getxattr("src/keys", "user.a").unwrap(), b"theirs");
+    assert!(bed.getxattr("src/keys", "user.b").is_none());
+    assert_eq!(bed.read("src/keys/in/k"), b"k");
+    bed.merge_of_nothing();
+}
+
+#[test]
 fn names_of_hard_links_are_merged_as_far_as_they_can() {
     let bed = Bed::new(|bed| {
         bed.write("src/a", TEXT);

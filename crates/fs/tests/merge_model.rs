@@ -600,7 +600,7 @@ impl Model<'_> {
             return;
         }
         let below = |tree: &Tree, top: &str| -> Tree {
-            let part = part(tree, top).into_iter().filter(|(p, _)| p != top);
+            let part = part(tree, top).into_iter();
             part.map(|(p, node)| (p[top.len()..].to_owned(), node))
                 .collect()
         };
@@ -609,7 +609,14 @@ impl Model<'_> {
             let is_taken = match how {
                 Differs::Added => true,
                 Differs::Removed => false,
-                Differs::Both if is_dir(&theirs[&rest]) => false,
+                Differs::Both if is_dir(&theirs[&rest]) => {
+                    let to = format!("{to}{rest}");
+                    if self.clash(&to) {
+                        self.result.insert(to.clone(), theirs[&rest].clone());
+                        self.touched.push((to, false));
+                    }
+                    false
+                }
                 Differs::Kind | Differs::Both => self.clash(&format!("{to}{rest}")),
             };
             if is_taken {

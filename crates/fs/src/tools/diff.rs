@@ -427,11 +427,17 @@ impl Side {
         Ok(false)
     }
 
-    fn xattrs_differ(&self, a: &Object, (other, b): (&Self, &Object)) -> Result<bool> {
+    fn xattrs_differ(&self, a: &Object, b: (&Self, &Object)) -> Result<bool> {
+        let mut diff = self.diff_xattrs(a, b)?;
+        Ok(diff.next().transpose()?.is_some())
+    }
+
+    /// The extended attributes of an object that differ from those of an object of another tree, by
+    /// their names.
+    pub(crate) fn diff_xattrs(&self, a: &Object, (other, b): (&Self, &Object)) -> Result<Diff> {
         let prefixes = [a, b].map(|object| keys::xattr(&object.path, b""));
         let [before, after] = prefixes;
-        let mut diff = self.diff(before, other, after)?;
-        Ok(diff.next().transpose()?.is_some())
+        self.diff(before, other, after)
     }
 
     /// The clone root that has the shared inodes of names beside `object`.

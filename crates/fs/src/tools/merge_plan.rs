@@ -40,6 +40,8 @@ use crate::tools::merge_text::MergedTexts;
 
 /// Steps take this part of the memory budget at most, with comparisons and buffers of requests.
 const BUDGET_PART: u64 = 2;
+/// Memory of an extended attribute beside its name and value, about.
+const ATTRIBUTE_BYTES: usize = 200;
 /// Most bytes of conflicts that a plan tells: of their paths.
 const CONFLICT_BYTES_MAX: usize = 4 << 20;
 
@@ -236,6 +238,20 @@ pub(crate) fn attributes_of((side, object): Named<'_>) -> Result<BTreeMap<Bytes,
         }
     }
     Ok(found)
+}
+
+/// An extended attribute that a plan keeps, told to the budget before. The copy keeps no node of the
+/// tree in memory.
+fn kept(
+    held: &mut Held,
+    (name, value): (&Bytes, Option<&Bytes>),
+) -> Result<(Bytes, Option<Bytes>)> {
+    let bytes = name.len() + value.map_or(0, Bytes::len) + ATTRIBUTE_BYTES;
+    if !held.add(bytes as u64, BUDGET_PART) {
+        return Err(Error::Range);
+    }
+    let copy = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
+    Ok((copy(name), value.map(copy)))
 }
 
 fn ids_of(object: &Object) -> (u32, u32, u32) {
@@ -756,7 +772,13 @@ impl Planning<'_> {
             let is_taken = match one.change {
                 Change::Added => true,
                 Change::Removed => false,
-                Change::Both { .. } if one.is_dir => false,
+                Change::Both { .. } if one.is_dir => {
+                    let pair = (sides[1].object(&below)?, sides[0].object(&below)?);
+                    if let (Some(fork), Some(dst)) = pair {
+                        self.added_dirs(&to, [(&sides[1], &fork), (&sides[0], &dst)])?;
+                    }
+                    false
+                }
                 Change::Kind | Change::Both { .. } => {
                     three.matters(&one, (&sides[0], &sides[1]))?
                         && self.clash(&to, Clash::BothAdded)?
@@ -765,6 +787,32 @@ impl Planning<'_> {
             if is_taken {
                 self.take(&from, &to)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Both sides have a directory that the base lacks. One that is private on a side is opened to
+    /// others by no merge.
+    fn added_dirs(&mut self, to: &Bytes, [fork, dst]: [Named<'_>; 2]) -> Result<()> {
+        let (theirs, ours) = (&fork.1.record, &dst.1.record);
+        let mut is_theirs = theirs.mode != ours.mode && self.clash(to, Clash::Mode)?;
+        if (theirs.uid, theirs.gid) != (ours.uid, ours.gid) {
+            is_theirs |= self.clash(to, Clash::Owner)?;
+        }
+        let mut held = Held::new(self.three.budget, Use::Requests);
+        let mut attributes = BTreeMap::new();
+        for item in dst.0.diff_xattrs(dst.1, fork)? {
+            let item = item?;
+            if self.clash(to, Clash::Attribute(item.key.to_vec()))? {
+                let value = item.after.as_ref();
+                let (name, value) = kept(&mut held, (&item.key, value))?;
+                attributes.insert(name, value);
+                is_theirs = true;
+            }
+        }
+        if is_theirs {
+            let look = Look::of(theirs);
+            self.step(to, Action::Change { look, attributes });
         }
         Ok(())
     }
