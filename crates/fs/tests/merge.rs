@@ -778,6 +778,41 @@ fn removals_meet_edits_and_new_names() {
 }
 
 #[test]
+fn a_file_that_the_fork_moved_into_a_directory_that_is_taken_has_one_name() {
+    let new = || {
+        let bed = Bed::new(|bed| {
+            bed.dir("src/d");
+            for file in ["a", "b"] {
+                bed.write(&format!("src/{file}"), b"A");
+            }
+        });
+        for file in ["a", "b"] {
+            bed.rename(&format!("fork/{file}"), &format!("fork/d/{file}"));
+        }
+        bed.remove("src/d");
+        bed
+    };
+    let bed = new();
+    bed.clash("d", Clash::GoneInDestination);
+    assert!(bed.merge_as(Favor::Ours).is_done);
+    assert_eq!(names(&bed.volume, bed.at("src")), [b"a", b"b"]);
+    assert!(bed.merge_as(Favor::Theirs).is_done);
+    assert_eq!(names(&bed.volume, bed.at("src")), [b"d"]);
+    assert_eq!(names(&bed.volume, bed.at("src/d")), [b"a", b"b"]);
+    let bed = new();
+    let options = MergeOptions {
+        favor: Favor::Theirs,
+        left_out: LeftOut {
+            apart: vec![b"d".to_vec()],
+            ..LeftOut::default()
+        },
+        ..MergeOptions::default()
+    };
+    assert!(bed.try_merge(&Caller::root(), &options).unwrap().is_done);
+    assert_eq!(names(&bed.volume, bed.at("src")), [b"a", b"b"]);
+}
+
+#[test]
 fn trees_added_on_both_sides_become_one() {
     let bed = Bed::new(|_| {});
     for (top, own) in [("fork", "theirs"), ("src", "ours")] {

@@ -518,11 +518,14 @@ impl Model<'_> {
         let mut renamed = moves(self.base, self.fork, &by_fork);
         renamed.retain(|from, _| !is_dir(&self.base[from]));
         let targets: BTreeSet<_> = renamed.values().cloned().collect();
-        let mut whole: Vec<String> = Vec::new();
+        // Directories that are handled as a whole, and the places of those that are taken.
+        let mut whole: Vec<(String, Option<String>)> = Vec::new();
         for path in by_fork.keys().filter(|path| !targets.contains(*path)) {
             let to = renamed.get(path);
             let new = to.unwrap_or(path);
-            if whole.iter().any(|dir| new == dir || is_below(new, dir)) {
+            let mut with = whole.iter();
+            if let Some((_, taken)) = with.find(|(dir, _)| new == dir || is_below(new, dir)) {
+                self.goes_with(path, to, taken.as_deref());
                 continue;
             }
             let is_gone =
@@ -534,10 +537,12 @@ impl Model<'_> {
                 && let Some(dir) = self.missing_dir(new)
             {
                 let at = self.in_dst(&dir);
-                if self.clash(&at) {
-                    self.take(&dir, &at);
+                let taken = self.clash(&at).then_some(at);
+                if let Some(at) = &taken {
+                    self.take(&dir, at);
                 }
-                whole.push(dir);
+                self.goes_with(path, to, taken.as_deref());
+                whole.push((dir, taken));
                 continue;
             }
             match to {
@@ -557,6 +562,26 @@ impl Model<'_> {
         (self.result, self.conflicts)
     }
 
+    /// The old name of an object that comes with a directory which is taken.
+    fn goes_with(&mut self, from: &str, renamed: Option<&String>, taken: Option<&str>) {
+        let old = self.in_dst(from);
+        let is_taken = taken.is_some_and(|at| at != old);
+        if renamed.is_some() && is_taken && self.dst.contains_key(&old) {
+            self.removed(from, &old);
+        }
+    }
+
+    /// The fork removed an object that the destination has.
+    fn removed(&mut self, path: &str, to: &str) {
+        if self.moved.contains_key(path) && self.has_alike(to) {
+            return;
+        }
+        let may_go = !self.moved.contains_key(path) && self.is_as_base(path, to);
+        if may_go || self.clash(to) {
+            self.remove(to);
+        }
+    }
+
     fn changed(&mut self, path: &str) {
         let to = self.in_dst(path);
         let (base, fork) = (self.base.get(path).cloned(), self.fork.get(path).cloned());
@@ -564,15 +589,7 @@ impl Model<'_> {
         match (base, fork, dst) {
             (None, Some(_), None) => self.take(path, &to),
             (None, Some(fork), Some(dst)) => self.both_added((path, &fork), (&to, &dst)),
-            (Some(_), None, Some(_)) => {
-                if self.moved.contains_key(path) && self.has_alike(&to) {
-                    return;
-                }
-                let may_go = !self.moved.contains_key(path) && self.is_as_base(path, &to);
-                if may_go || self.clash(&to) {
-                    self.remove(&to);
-                }
-            }
+            (Some(_), None, Some(_)) => self.removed(path, &to),
             (Some(_), Some(_), None) if self.clash(&to) => self.take(path, &to),
             (Some(base), Some(fork), Some(dst)) => {
                 if base.kind == fork.kind && fork.kind == dst.kind {

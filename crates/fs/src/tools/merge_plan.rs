@@ -174,6 +174,9 @@ pub(crate) struct MergePlan {
 /// Objects that a side renamed, from the path in the base to the new one.
 type Moves = BTreeMap<Bytes, Bytes>;
 
+/// The path in the destination of an object that is taken from the fork; `None` if the object is not.
+type Taken = Option<Bytes>;
+
 /// A name of one side with its object.
 type Named<'a> = (&'a Side, &'a Object);
 
@@ -186,8 +189,9 @@ struct Planning<'a> {
     /// Names that the fork added where the destination has one of those objects, by their paths in
     /// the destination.
     added: BTreeMap<Bytes, Bytes>,
-    /// Directories that are missing in the destination, and were handled as a whole.
-    whole: BTreeSet<Bytes>,
+    /// Directories that are missing in the destination, and were handled as a whole. One that was
+    /// taken has its path in the destination.
+    whole: BTreeMap<Bytes, Taken>,
     /// New attributes of shared inodes, by their paths in the destination.
     shared: BTreeMap<Bytes, (Look, BTreeMap<Bytes, Option<Bytes>>)>,
     conflict_bytes: usize,
@@ -329,7 +333,7 @@ impl Three<'_> {
             },
             moved,
             added: BTreeMap::new(),
-            whole: BTreeSet::new(),
+            whole: BTreeMap::new(),
             shared: BTreeMap::new(),
             conflict_bytes: 0,
             held: Held::new(self.budget, Use::Requests),
@@ -541,23 +545,23 @@ impl Planning<'_> {
             }));
     }
 
-    /// Whether `object` is in a directory that was handled as a whole.
-    fn is_handled(&self, object: &[u8]) -> bool {
+    /// The outcome of a directory at or above `object` that was handled as a whole.
+    fn handled(&self, object: &[u8]) -> Option<&Taken> {
         let mut at = object;
         loop {
-            if self.whole.contains(at) {
-                return true;
+            if let Some(taken) = self.whole.get(at) {
+                return Some(taken);
             }
-            match keys::split_child(at) {
-                Some((above, _)) => at = above,
-                None => return false,
-            }
+            at = keys::split_child(at)?.0;
         }
     }
 
-    /// Handles the highest directory above `object` that the destination lacks as a whole, if it
-    /// lacks one, and answers whether it does.
-    fn lacks_parent(&mut self, object: &Bytes) -> Result<bool> {
+    /// Whether `object` is handled with a directory as a whole: one that was, or the highest one
+    /// above it that the destination lacks.
+    fn comes_with_whole(&mut self, object: &Bytes) -> Result<Option<Taken>> {
+        if let Some(taken) = self.handled(object) {
+            return Ok(Some(taken.clone()));
+        }
         let names: Vec<&[u8]> = keys::names_between(b"", object).collect();
         let mut at = Vec::new();
         for name in &names[..names.len().saturating_sub(1)] {
@@ -570,11 +574,13 @@ impl Planning<'_> {
                 Some(_) => Clash::Kind,
                 None => Clash::GoneInDestination,
             };
-            self.whole.insert(dir.clone());
+            let before = self.plan.steps.len();
             self.clash_or_take((&to, clash), (&dir, &to))?;
-            return Ok(true);
+            let taken = (self.plan.steps.len() > before).then_some(to);
+            self.whole.insert(dir, taken.clone());
+            return Ok(Some(taken));
         }
-        Ok(false)
+        Ok(None)
     }
 
     /// Takes the object of the fork.
@@ -634,7 +640,7 @@ impl Planning<'_> {
     /// Takes the object at a path as a whole, however the destination changed it.
     fn take_whole(&mut self, path: &[u8]) -> Result<()> {
         let object = object_of(path);
-        if self.is_handled(&object) || self.lacks_parent(&object)? {
+        if self.comes_with_whole(&object)?.is_some() {
             return Ok(());
         }
         let to = self.in_dst(&object);
@@ -688,7 +694,7 @@ impl Planning<'_> {
 
     /// A name that the fork changed, and did not rename.
     fn changed(&mut self, object: &Bytes) -> Result<()> {
-        if self.is_handled(object) {
+        if self.handled(object).is_some() {
             return Ok(());
         }
         let three = self.three;
@@ -698,7 +704,7 @@ impl Planning<'_> {
         if fork.is_none() && dst.is_none() {
             return Ok(());
         }
-        if fork.is_some() && self.lacks_parent(object)? {
+        if fork.is_some() && self.comes_with_whole(object)?.is_some() {
             return Ok(());
         }
         match (base, fork, dst) {
@@ -858,15 +864,21 @@ impl Planning<'_> {
 
     /// The fork renamed a file.
     fn renamed(&mut self, from: &Bytes, to: &Bytes) -> Result<()> {
-        if self.is_handled(to) || self.lacks_parent(to)? {
-            return Ok(());
-        }
         let three = self.three;
         let (old, new) = (self.in_dst(from), self.in_dst(to));
         let (base, fork) = (three.base.object(from)?, three.fork.object(to)?);
         let (Some(base), Some(fork)) = (base, fork) else {
             return Err(Error::Stale);
         };
+        if let Some(taken) = self.comes_with_whole(to)? {
+            return match three.dst.object(&old)? {
+                // A directory that was taken at the old name replaced the object.
+                Some(dst) if taken.is_some_and(|at| at != old) => {
+                    self.removed((from, &base), (&old, &dst))
+                }
+                _ => Ok(()),
+            };
+        }
         let there = three.dst.object(&new)?;
         let is_there = match &there {
             Some(there) => {
