@@ -106,6 +106,13 @@ impl TableSpace {
         self.store.space.room_bytes()
     }
 
+    /// As [`TableSpace::room_bytes`], without the holes that are too short for a page of the node
+    /// table: new data leaves the others for checkpoints.
+    #[must_use]
+    pub fn room_for_pages_bytes(&self) -> u64 {
+        self.store.space.room_for_pages_bytes()
+    }
+
     /// Free bytes of a sparse device that the host was not asked for, and seems to have room for.
     #[must_use]
     pub fn host_room_bytes(&self) -> u64 {

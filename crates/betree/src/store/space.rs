@@ -14,6 +14,9 @@
 //! ```
 //!
 //! Reserved space is backed on a sparse device: its host cannot refuse it later.
+//!
+//! Short holes, in which no page of the node table fits, are free and are no space for new data:
+//! the reserve for checkpoints must be one that pages fit in.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,6 +78,15 @@ impl Space {
             .saturating_sub(self.reserved_bytes())
     }
 
+    /// The same for new data, which leaves the holes for checkpoints that a page fits in: bytes in
+    /// shorter holes do not count.
+    pub(crate) fn unreserved_for_data_bytes(&self) -> u64 {
+        self.table
+            .space()
+            .room_for_pages_bytes()
+            .saturating_sub(self.reserved_bytes())
+    }
+
     /// Whether [`Space::unreserved_bytes`] is at least `bytes` and backed. A sparse device is asked
     /// for more of its host if need be.
     pub(crate) fn secure(&self, bytes: u64) -> bool {
@@ -118,7 +130,7 @@ impl Space {
         let capacity = self.table.space().capacity_bytes();
         let most = capacity + self.table.space().host_room_bytes();
         let growth = self.deletion_reserve_of(most) - self.deletion_reserve_of(capacity);
-        self.unreserved_bytes()
+        self.unreserved_for_data_bytes()
             .saturating_sub(self.backlog_reserve_bytes() + growth)
     }
 

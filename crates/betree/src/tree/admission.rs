@@ -171,11 +171,18 @@ impl Admission {
         growth + bytes as u64
     }
 
+    /// Space for a batch, which may remove keys.
+    fn unreserved(&self, frees: bool) -> u64 {
+        match frees {
+            true => self.store.space.unreserved_bytes(),
+            false => self.store.space.unreserved_for_data_bytes(),
+        }
+    }
+
     /// Whether a batch has its space without a checkpoint.
     pub(crate) fn has_space(&self, bytes: usize, frees: bool) -> bool {
         let wanted = self.space_wanted(bytes, frees);
-        let space = &self.store.space;
-        space.unreserved_bytes() >= wanted && space.secure(wanted)
+        self.unreserved(frees) >= wanted && self.store.space.secure(wanted)
     }
 
     /// Refuses batches that could not be written, after sweeps and checkpoints have given back all
@@ -187,11 +194,11 @@ impl Admission {
         let (mut best, mut stalled) = (0, 0);
         loop {
             let wanted = self.space_wanted(bytes, frees);
-            if store.space.unreserved_bytes() < wanted {
+            if self.unreserved(frees) < wanted {
                 // Other files may have given space back to the host.
                 store.table.space().look_at_host();
             }
-            let space = store.space.unreserved_bytes();
+            let space = self.unreserved(frees);
             if space >= wanted && store.space.secure(wanted) || frees && self.is_last_resort(bytes)
             {
                 return Ok(());

@@ -737,4 +737,52 @@ mod tests {
         drop((root, fragments));
         assert_eq!(store.space.reserved_bytes(), before);
     }
+
+    #[test]
+    fn new_data_leaves_holes_for_the_pages_of_a_checkpoint() {
+        let tree = raw_tree(32 << 20);
+        let space = tree.inner.store.table.space();
+        let blocks = std::iter::from_fn(|| space.alloc_reserved(BLOCK_BYTES).ok());
+        let mut blocks: Vec<_> = blocks.collect();
+        blocks.sort_unstable();
+        // A stretch a little larger than the reserves, and holes of a block in all the rest.
+        let reserved = tree.inner.store.table.stats().reserved
+            + tree.inner.store.space.backlog_reserve_bytes();
+        let whole = usize::try_from(reserved / BLOCK_BYTES).unwrap() + 512;
+        let holes = blocks[whole..].iter().skip(1).step_by(2);
+        for free in blocks[..whole].iter().chain(holes) {
+            space.free_unpublished(*free);
+        }
+        let mut seed = 7u64;
+        let mut value = || {
+            let next = || {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (seed >> 56) as u8
+            };
+            std::iter::repeat_with(next).take(3000).collect::<Vec<_>>()
+        };
+        let mut put = 0;
+        let refused = loop {
+            let mut batch = Batch::new();
+            batch.put(format!("key {put:06}"), value());
+            match tree.apply(batch) {
+                Ok(_) => put += 1,
+                Err(error) => break error,
+            }
+            if put % 64 == 0 {
+                tree.checkpoint()
+                    .unwrap_or_else(|error| panic!("after {put} values: {error}"));
+            }
+        };
+        println!("{put} values");
+        assert!(matches!(refused, Error::NoSpace), "{refused}");
+        tree.checkpoint().expect("holes are left for it");
+        let mut batch = Batch::new();
+        batch.delete_prefix("key ");
+        tree.apply(batch).expect("a removal is not refused");
+        tree.checkpoint().expect("holes are left for it");
+        let mut batch = Batch::new();
+        batch.put("key", value());
+        tree.apply(batch).expect("space came back");
+    }
 }

@@ -151,6 +151,12 @@ impl BackedSpace {
         self.free_bytes.load(Ordering::Relaxed)
     }
 
+    /// As [`BackedSpace::room_bytes`], without the holes that are too short for a page.
+    pub(crate) fn room_for_pages_bytes(&self) -> u64 {
+        let host = self.host_free_bytes();
+        self.lock().room_for_pages_bytes(host)
+    }
+
     /// Free bytes beyond the reserve, if the host keeps the space that it seems to have.
     pub(crate) fn room_bytes(&self) -> u64 {
         let host = self.host_free_bytes();
@@ -162,7 +168,7 @@ impl BackedSpace {
     pub(crate) fn secure(&self, want: u64) -> bool {
         let (room, could_be) = {
             let space = self.lock();
-            (space.backed_room_bytes(), space.room_bytes(u64::MAX))
+            (space.room_bytes(0), space.room_bytes(u64::MAX))
         };
         if room >= want {
             return true;
@@ -180,7 +186,7 @@ impl BackedSpace {
         loop {
             let (extents, search) = {
                 let mut space = self.lock();
-                let room = space.backed_room_bytes();
+                let room = space.room_bytes(0);
                 if room >= want {
                     return true;
                 }
@@ -278,7 +284,7 @@ impl BackedSpace {
         let extents = {
             let mut space = self.lock();
             let step = step_of(space.capacity_bytes());
-            let spare = space.backed_room_bytes().saturating_sub(keep);
+            let spare = space.room_bytes(0).saturating_sub(keep);
             match spare.checked_sub(2 * step) {
                 None => return,
                 Some(_) => space.begin_baring((spare - step) / BLOCK_BYTES * BLOCK_BYTES),
@@ -297,7 +303,7 @@ impl BackedSpace {
         let extents = {
             let mut space = self.lock();
             // Others may take the rest of the host meanwhile.
-            let spare = space.backed_room_bytes().saturating_sub(keep + STEP_MIN);
+            let spare = space.room_bytes(0).saturating_sub(keep + STEP_MIN);
             if spare < SPARE_MAX {
                 return;
             }

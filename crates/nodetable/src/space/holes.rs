@@ -7,18 +7,32 @@ use std::ops::Range;
 
 use ramet_block::Extent;
 
+use crate::record;
+
 /// A set of free extents that joins neighbours.
 #[derive(Debug, Default)]
 pub(crate) struct Holes {
     by_addr: BTreeMap<u64, u64>,
     by_len: BTreeSet<(u64, u64)>,
     bytes: u64,
+    /// Of holes that are short.
+    short_bytes: u64,
+}
+
+/// Whether a hole of so many bytes is too short for a page of any structure.
+pub(super) fn is_short(len: u64) -> bool {
+    len < u64::from(record::SHAPE.page_bytes)
 }
 
 impl Holes {
     /// The sum of all lengths.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// The sum of all lengths of holes that are too short for a page.
+    pub fn short_bytes(&self) -> u64 {
+        self.short_bytes
     }
 
     /// Every hole, by address.
@@ -99,12 +113,18 @@ impl Holes {
         self.by_addr.insert(joined.addr, joined.len);
         self.by_len.insert((joined.len, joined.addr));
         self.bytes += joined.len;
+        if is_short(joined.len) {
+            self.short_bytes += joined.len;
+        }
     }
 
     fn remove(&mut self, hole: Extent) {
         self.by_addr.remove(&hole.addr);
         self.by_len.remove(&(hole.len, hole.addr));
         self.bytes -= hole.len;
+        if is_short(hole.len) {
+            self.short_bytes -= hole.len;
+        }
     }
 
     /// Takes the first `want` bytes of `hole`, which is one, or all of it when it is shorter.

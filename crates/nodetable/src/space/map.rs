@@ -127,7 +127,7 @@ impl SpaceMap {
         self.usable.len - self.bare.unbacked_bytes()
     }
 
-    /// Free bytes beyond the reserve, when the host gives `host_bytes` more.
+    /// Free bytes beyond the reserve, when the host gives `host_bytes` more than are backed.
     pub fn room_bytes(&self, host_bytes: u64) -> u64 {
         let free = self.free_bytes();
         let backed = self.backed_bytes.saturating_add(host_bytes).min(free);
@@ -135,9 +135,10 @@ impl SpaceMap {
         room.min(backed.saturating_sub(self.backed_reserve_bytes()))
     }
 
-    /// Backed bytes beyond the reserve.
-    pub fn backed_room_bytes(&self) -> u64 {
-        self.room_bytes(0)
+    /// As [`SpaceMap::room_bytes`], without the holes that are too short for a page of a checkpoint.
+    pub fn room_for_pages_bytes(&self, host_bytes: u64) -> u64 {
+        let room = self.room_bytes(host_bytes);
+        room.saturating_sub(self.holes.short_bytes())
     }
 
     /// Where the first window of the small class is wanted, if it was not opened yet.
@@ -162,7 +163,7 @@ impl SpaceMap {
             return Err(no_space);
         };
         let room = match purpose {
-            Purpose::Contents => self.backed_room_bytes(),
+            Purpose::Contents => self.room_bytes(0),
             Purpose::Checkpoint | Purpose::Copy => self.backed_bytes,
         };
         if len > room {

@@ -171,7 +171,7 @@ fn only_backed_extents_are_handed_out() {
     verify(&space);
     space.end_moving(&front, true);
     // The reserve is that of a volume of 8 MiB.
-    assert_eq!(space.backed_room_bytes(), 7 * MIB);
+    assert_eq!(space.room_bytes(0), 7 * MIB);
     assert_eq!(space.room_bytes(4 * MIB), 11 * MIB);
     assert_eq!(space.room_bytes(u64::MAX), 63 * MIB);
     let used = space.alloc(7 * MIB, Purpose::Contents).unwrap();
@@ -365,4 +365,33 @@ fn second_copies_lie_far_from_the_first_ones_on_an_aged_map_too() {
     let distance = |[first, copy]: &[Extent; 2]| first.addr.abs_diff(copy.addr);
     let least = pages.iter().map(distance).min();
     assert!(least.is_some_and(|least| least > 60 * MIB), "{least:?}");
+}
+
+#[test]
+fn short_holes_are_no_room_for_pages_and_are_used_up_first_where_space_is_scarce() {
+    let mut space = fresh(16 * MIB);
+    let blocks = std::iter::from_fn(|| space.alloc(4096, Purpose::Checkpoint).ok());
+    let mut blocks: Vec<_> = blocks.collect();
+    blocks.sort_unstable();
+    // 2 MiB in one piece, and 100 holes of a block.
+    let (piece, rest) = blocks.split_at(512);
+    let short: Vec<_> = rest.iter().skip(1).step_by(2).take(100).collect();
+    for block in piece.iter().chain(short.iter().copied()) {
+        space.free_now(*block);
+    }
+    assert_eq!(space.room_bytes(0), MIB + 100 * 4096);
+    assert_eq!(space.room_for_pages_bytes(0), MIB);
+    // A block between two of them makes one hole, and a page fits in it.
+    space.free_now(rest[2]);
+    assert_eq!(space.room_for_pages_bytes(0), MIB + 3 * 4096);
+    let before = space.alloc(4096, Purpose::Checkpoint).unwrap();
+    assert!(before.addr < rest[0].addr, "space is not scarce yet");
+    space.alloc(MIB + MIB / 2, Purpose::Checkpoint).unwrap();
+    for _ in 0..98 {
+        let one = space.alloc(4096, Purpose::Checkpoint).unwrap();
+        assert!(short[2..].contains(&&one), "{one}");
+    }
+    let behind = space.alloc(4096, Purpose::Checkpoint).unwrap();
+    assert!(!short[2..].contains(&&behind));
+    verify(&space);
 }

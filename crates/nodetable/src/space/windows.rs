@@ -13,7 +13,7 @@
 
 use ramet_block::{BLOCK_BYTES, Extent};
 
-use super::holes::Holes;
+use super::holes::{Holes, is_short};
 
 /// Largest request of each class but the last, and the window of each class, in bytes.
 const CLASS_MAX: [u64; 2] = [16 << 10, 256 << 10];
@@ -22,6 +22,8 @@ const WINDOW: [u64; 4] = [1 << 20, 4 << 20, 32 << 20, 1 << 20];
 const COPIES: usize = 3;
 /// Holes that are looked at from either end for a window of second copies.
 const ENDS_MAX: usize = 64;
+/// Space is scarce while the holes are less than this part of the area.
+const SCARCE_PART: u64 = 16;
 /// A request of a checkpoint is small up to this, in bytes.
 pub(super) const METADATA_MAX: u64 = 64 << 10;
 
@@ -112,6 +114,8 @@ impl Windows {
         }
         if class == COPIES {
             self.leave_first_copies(holes, len);
+        } else if let Some(hole) = self.short_hole(holes, len) {
+            return Some(holes.take_front(hole, len));
         }
         if self.open[class].len < len && !self.refill(holes, class, len) {
             // The rest may be there, only in the windows of other classes.
@@ -124,6 +128,14 @@ impl Windows {
         let extent = Extent::new(window.addr, len);
         *window = Extent::new(window.addr + len, window.len - len);
         Some(extent)
+    }
+
+    /// A hole that is too short for a page, for a request that fits in it, where space is scarce:
+    /// short holes are used up first then.
+    fn short_hole(&self, holes: &Holes, len: u64) -> Option<Extent> {
+        let is_scarce = holes.bytes() < self.area_bytes / SCARCE_PART;
+        let hole = (is_scarce && holes.short_bytes() > 0).then(|| holes.smallest(len));
+        hole.flatten().filter(|hole| is_short(hole.len))
     }
 
     /// The front or the back of a hole of `len` bytes for second copies: near the end of the area that
