@@ -37,12 +37,9 @@ pub(crate) enum AfterWriteBack {
         call: FlagCall,
         kernel: Kernel,
     },
-    /// IOCTL that shuts the volume down. The address is that of its value.
-    Shutdown {
-        node: Ino,
-        requester: Requester,
-        address: u64,
-    },
+    /// IOCTL that shuts the volume down, by a process that may do so. The address is that of its
+    /// value, which decides on the pages that the kernel writes back.
+    Shutdown { pid: u32, address: u64 },
 }
 
 /// The rest of a request that either a worker or the thread of the request does: the one that
@@ -67,8 +64,8 @@ impl Claimable {
         is_first.then_some(&self.rest)
     }
 
-    /// The file.
-    pub(crate) fn node(&self) -> Ino {
+    /// As [`AfterWriteBack::node`].
+    pub(crate) fn node(&self) -> Option<Ino> {
         self.rest.node()
     }
 
@@ -79,13 +76,13 @@ impl Claimable {
 }
 
 impl AfterWriteBack {
-    /// The file.
-    pub(crate) fn node(&self) -> Ino {
+    /// The file whose pages the kernel writes back before; `None` for a shutdown.
+    pub(crate) fn node(&self) -> Option<Ino> {
         match self {
-            Self::Setattr { node, .. }
-            | Self::Seek { node, .. }
-            | Self::Protect { node, .. }
-            | Self::Shutdown { node, .. } => *node,
+            Self::Setattr { node, .. } | Self::Seek { node, .. } | Self::Protect { node, .. } => {
+                Some(*node)
+            }
+            Self::Shutdown { .. } => None,
         }
     }
 
@@ -109,10 +106,8 @@ impl AfterWriteBack {
                 let done = shutdown.unless_down(|| call.run(volume, kernel, *node));
                 return Reply::of_ioctl(done, 0);
             }
-            Self::Shutdown {
-                requester, address, ..
-            } => {
-                let done = shutdown.run(volume, *requester, *address);
+            Self::Shutdown { pid, address } => {
+                let done = shutdown.run(volume, *pid, *address);
                 return Reply::of_ioctl(done.map(|()| Vec::new()), 0);
             }
         };
@@ -174,8 +169,8 @@ impl Server {
         self.forget_node(node, lookups);
     }
 
-    /// The part of a request that goes on once the kernel has written back the pages of its file;
-    /// `None` for a request that does not wait for them.
+    /// The part of a request that goes on once the kernel has written back the pages of its file, or
+    /// the shutdown of a caller that may shut down; `None` for any other request.
     pub(crate) fn waits_for_pages(
         &self,
         header: &Header,
@@ -208,9 +203,8 @@ impl Server {
                 number: SHUTDOWN,
                 arg,
                 ..
-            } => Some(AfterWriteBack::Shutdown {
-                node,
-                requester,
+            } => Shutdown::is_allowed_to(requester).then_some(AfterWriteBack::Shutdown {
+                pid: requester.pid,
                 address: arg,
             }),
             &Request::Ioctl { number, data, .. } => {

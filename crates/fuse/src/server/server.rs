@@ -37,7 +37,7 @@ use crate::server::page_cache::PageCache;
 use crate::server::prefetcher::Prefetcher;
 use crate::server::request_counts::RequestCounts;
 use crate::server::reserved::Reserved;
-use crate::server::shutdown::Shutdown;
+use crate::server::shutdown::{SHUTDOWN, Shutdown};
 use crate::server::staged_changes::{Moved, StagedChanges};
 use crate::server::workers::Workers;
 
@@ -61,7 +61,7 @@ pub(crate) struct Server {
     pub(crate) counts: Arc<RequestCounts>,
     inode_memory: InodeMemory,
     fences: Arc<Fences>,
-    pub(super) shutdown: Arc<Shutdown>,
+    pub(crate) shutdown: Arc<Shutdown>,
     /// The agreement with the kernel, unknown until the connection begins.
     pub(super) agreed: Arc<OnceLock<Agreed>>,
     syncs: Workers,
@@ -70,6 +70,9 @@ pub(crate) struct Server {
     mounts: Workers,
     /// One thread for changes that end with invalidations: see `cache/notify.rs`.
     structural: Workers,
+    /// One thread for shutdowns, which wait for pages and listings of the kernel. Their callers have
+    /// been checked.
+    shutdowns: Workers,
     notices: Arc<Notices>,
     staged: Arc<StagedChanges>,
     pub(crate) reserved: Reserved,
@@ -141,14 +144,10 @@ impl Server {
             negative_dentries: Arc::clone(&negative_dentries),
             probe_file: Arc::clone(&probe_file),
         };
+        let prefetching = Arc::clone(&prefetch);
         let files = Files {
             pages: PageCache::new(Arc::clone(&volume), kernel.clone(), Arc::clone(&mapped))?,
-            prefetcher: Prefetcher::new(
-                Arc::clone(&volume),
-                kernel.clone(),
-                mapped,
-                Arc::clone(&prefetch),
-            )?,
+            prefetcher: Prefetcher::new(Arc::clone(&volume), kernel.clone(), mapped, prefetching)?,
             volume: Arc::clone(&volume),
             kernel: kernel.clone(),
             probe_file: Arc::clone(&probe_file),
@@ -188,6 +187,7 @@ impl Server {
             readings: Workers::new("read-trees", READ_THREADS)?,
             mounts: Workers::new("mount-snapshots", 1)?,
             structural: Workers::lasting("clone", 1)?,
+            shutdowns: Workers::new("shutdown", 1)?,
             notices,
             staged,
         })
@@ -242,8 +242,8 @@ impl Server {
         &self.fences
     }
 
-    /// The answer to the ioctl `number`, if it is about a fence or one of `server/file_flags.rs`. It waits
-    /// as little as a change of attributes does.
+    /// The answer to the ioctl `number`, if it is about a fence, one of `server/file_flags.rs`, or a
+    /// shutdown by a caller that may not. It waits as little as a change of attributes does.
     pub(crate) fn ioctl_at_once(
         &self,
         header: &Header,
@@ -251,6 +251,11 @@ impl Server {
     ) -> Option<Answer<Vec<u8>>> {
         if self.shutdown.is_down() && number != STAT {
             return Some(Err(Errno::IO));
+        }
+        if number == SHUTDOWN {
+            // A caller that may shut the volume down is answered later: `Server::waits_for_pages`.
+            self.count(header.opcode);
+            return Some(Err(Errno::PERM));
         }
         if let Some(call) = FlagCall::decode(number, data) {
             self.count(header.opcode);
@@ -298,16 +303,20 @@ impl Server {
         Some(asked.map(|asked| answer(asked).encode().to_vec()))
     }
 
-    /// Has the kernel write back the pages of a file, and then runs `then` on the thread that
-    /// waited for it.
+    /// Has the kernel write back the pages of `file`, and then runs `then` on the thread that waited
+    /// for it. Without a file, `then` runs on the thread of shutdowns.
     pub(crate) fn after_write_back(
         &self,
-        node: Ino,
+        file: Option<Ino>,
         then: impl FnOnce(&Volume, &Shutdown) + Send + 'static,
     ) {
         let shutdown = Arc::clone(&self.shutdown);
         let then = move |volume: &Volume| then(volume, &shutdown);
-        self.files.pages.after_write_back(node, then);
+        if let Some(file) = file {
+            return self.files.pages.after_write_back(file, then);
+        }
+        let volume = Arc::clone(&self.volume);
+        self.shutdowns.run(move || then(&volume));
     }
 
     /// Number of threads that wait for a page of the kernel.

@@ -111,18 +111,21 @@ impl Shutdown {
         }
     }
 
+    /// Whether a process may shut the volume down: it has `CAP_SYS_ADMIN`. Any other call is refused
+    /// before a thread or the kernel hears of it, since a shutdown waits for locks that users hold.
+    pub(crate) fn is_allowed_to(requester: Requester) -> bool {
+        let caller = caller_of(requester);
+        caller.capabilities.have(Capabilities::SYS_ADMIN)
+    }
+
     /// Shuts the volume down for the process that passed the address of the value. Waits for pages
-    /// of the kernel.
+    /// and listings of the kernel.
     ///
     /// # Errors
-    /// `EPERM` without `CAP_SYS_ADMIN`, `EFAULT`, `EINVAL` for another value: the volume goes on
-    /// then. The errors of the sync: the volume is shut down.
-    pub(crate) fn run(&self, volume: &Volume, requester: Requester, address: u64) -> Answer<()> {
-        let caller = caller_of(requester);
-        if !caller.capabilities.have(Capabilities::SYS_ADMIN) {
-            return Err(Errno::PERM);
-        }
-        let value = value_at(requester.pid, address)?;
+    /// `EFAULT`, `EINVAL` for another value: the volume goes on then. The errors of the sync: the
+    /// volume is shut down.
+    pub(crate) fn run(&self, volume: &Volume, pid: u32, address: u64) -> Answer<()> {
+        let value = value_at(pid, address)?;
         if value > NOTHING {
             return Err(Errno::INVAL);
         }

@@ -277,7 +277,7 @@ fn put(reply: Reply, payload: &mut [u8]) -> Reply {
 
 #[cfg(test)]
 mod tests {
-    use std::io::PipeReader;
+    use std::io::{PipeReader, Read};
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use ramet_block::{Device, MemDevice};
@@ -290,8 +290,12 @@ mod tests {
     use super::super::idle_class::IdleClass;
     use super::*;
     use crate::cache::notify::Kernel;
-    use crate::protocol::abi;
+    use crate::protocol::{FileHandle, abi};
     use crate::server::credentials::Requester;
+    use crate::server::shutdown::SHUTDOWN;
+
+    /// How long threads may take to begin.
+    const LONG: Duration = Duration::from_secs(20);
 
     /// A thread of a queue that has no other thread, and the notifications of its server. The
     /// kernel takes none until the reader is dropped.
@@ -378,6 +382,63 @@ mod tests {
             assert!(stat.is_ok(), "{stat:?}");
             assert_eq!(queue.waiting.load(Ordering::SeqCst), waiting);
         }
+    }
+
+    /// The header of a request about the root, and a shutdown with the value at an address.
+    fn shutdown(uid: u32, pid: u32, value: &u32) -> (Header, Request<'static>) {
+        let mut header = [0; abi::InHeader::BYTES];
+        header[16] = u8::try_from(ROOT_INO.0).unwrap();
+        header[24..28].copy_from_slice(&uid.to_ne_bytes());
+        header[32..36].copy_from_slice(&pid.to_ne_bytes());
+        let request = Request::Ioctl {
+            fh: FileHandle::default(),
+            number: SHUTDOWN,
+            arg: std::ptr::from_ref(value).addr() as u64,
+            data: &[],
+            out_bytes: 0,
+            flags: 0,
+        };
+        (Header::decode(&header).unwrap(), request)
+    }
+
+    #[test]
+    fn a_shutdown_by_a_user_is_refused_at_once_and_sends_the_kernel_no_notification() {
+        let (front, _, mut held) = lone_front();
+        let (header, request) = shutdown(1000, 0, &0);
+        assert_eq!(front.reply(&header, request), Reply::error(Errno::PERM));
+        assert!(!front.server().shutdown.is_down());
+        drop(front);
+        let mut sent = Vec::new();
+        held.read_to_end(&mut sent).unwrap();
+        assert_eq!(sent.len(), 1 << 16);
+    }
+
+    #[test]
+    fn a_shutdown_needs_no_thread_that_waits_for_pages() {
+        let (front, volume, held) = lone_front();
+        let (server, node) = (front.server(), file(&volume));
+        for _ in 0..2 {
+            let seek = AfterWriteBack::Seek {
+                node,
+                offset: 0,
+                whence: 3,
+            };
+            server.after_write_back(seek.node(), |_, _| ());
+        }
+        let (header, request) = shutdown(0, std::process::id(), &2);
+        let Some(rest) = server.waits_for_pages(&header, &request) else {
+            println!("not root: nobody may shut a volume down");
+            return;
+        };
+        server.after_write_back(rest.node(), move |volume, shutdown| {
+            rest.answer(volume, shutdown);
+        });
+        let begun = Instant::now();
+        while !server.shutdown.is_down() {
+            assert!(begun.elapsed() < LONG, "the volume goes on");
+            std::thread::yield_now();
+        }
+        drop(held);
     }
 
     #[test]
