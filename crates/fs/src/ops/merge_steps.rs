@@ -133,6 +133,15 @@ impl MergeStep {
         self.value_bytes() + KEYS_OF_STEP * (top_bytes + self.at.len() + KEY_BYTES)
     }
 
+    /// The number of its extended attributes.
+    pub(crate) fn attributes(&self) -> usize {
+        match &self.action {
+            Action::File { attributes, .. } => attributes.len(),
+            Action::Change { attributes, .. } | Action::Move { attributes, .. } => attributes.len(),
+            Action::Tree { .. } | Action::Remove => 0,
+        }
+    }
+
     /// Bytes of its values.
     pub(crate) fn value_bytes(&self) -> usize {
         match &self.action {

@@ -427,7 +427,11 @@ impl Side {
         Ok(false)
     }
 
-    fn xattrs_differ(&self, a: &Object, b: (&Self, &Object)) -> Result<bool> {
+    /// Whether the extended attributes of an object differ from those of an object of another tree.
+    pub(crate) fn xattrs_differ(&self, a: &Object, b: (&Self, &Object)) -> Result<bool> {
+        if ![a, b.1].iter().any(|one| one.record.has(FLAG_XATTRS)) {
+            return Ok(false);
+        }
         let mut diff = self.diff_xattrs(a, b)?;
         Ok(diff.next().transpose()?.is_some())
     }
@@ -691,9 +695,7 @@ impl Comparison {
             let mtime = (!is_dir).then_some(record.mtime);
             (record.mode, record.uid, record.gid, record.rdev, mtime)
         };
-        let has_xattrs = a.record.has(FLAG_XATTRS) || b.record.has(FLAG_XATTRS);
-        let metadata =
-            of(&a.record) != of(&b.record) || has_xattrs && left.xattrs_differ(&a, (right, &b))?;
+        let metadata = of(&a.record) != of(&b.record) || left.xattrs_differ(&a, (right, &b))?;
         if content || metadata {
             self.report(object, Change::Both { content, metadata })?;
         }

@@ -180,6 +180,9 @@ type Taken = Option<Bytes>;
 /// A name of one side with its object.
 type Named<'a> = (&'a Side, &'a Object);
 
+/// Extended attributes that an object gets, or loses.
+type AttributeChanges = BTreeMap<Bytes, Option<Bytes>>;
+
 /// A plan that is being made.
 struct Planning<'a> {
     three: &'a Three<'a>,
@@ -193,7 +196,7 @@ struct Planning<'a> {
     /// taken has its path in the destination.
     whole: BTreeMap<Bytes, Taken>,
     /// New attributes of shared inodes, by their paths in the destination.
-    shared: BTreeMap<Bytes, (Look, BTreeMap<Bytes, Option<Bytes>>)>,
+    shared: BTreeMap<Bytes, (Look, AttributeChanges)>,
     conflict_bytes: usize,
     /// Memory of the steps, with that which it takes to carry them out.
     held: Held,
@@ -231,17 +234,27 @@ pub(crate) fn path_of(object: &[u8]) -> Vec<u8> {
     names.join(&b'/')
 }
 
-pub(crate) fn attributes_of((side, object): Named<'_>) -> Result<BTreeMap<Bytes, Bytes>> {
+/// All extended attributes of an object, told to the budget one by one.
+fn attributes_of(held: &mut Held, (side, object): Named<'_>) -> Result<BTreeMap<Bytes, Bytes>> {
     let mut found = BTreeMap::new();
     if object.record.has(FLAG_XATTRS) {
         let prefix = keys::xattr(&object.path, b"");
         let end = successor_of_prefix(&prefix);
         for item in side.snapshot.scan(&prefix, end.as_deref()) {
             let (key, value) = item?;
-            found.insert(key.slice(prefix.len()..), value);
+            let (name, value) = kept(held, (&key.slice(prefix.len()..), Some(&value)))?;
+            found.extend(value.map(|value| (name, value)));
         }
     }
     Ok(found)
+}
+
+/// An extended attribute of an object.
+fn attribute_of((side, object): Named<'_>, name: &[u8]) -> Result<Option<Bytes>> {
+    if !object.record.has(FLAG_XATTRS) {
+        return Ok(None);
+    }
+    Ok(side.snapshot.get(&keys::xattr(&object.path, name))?)
 }
 
 /// An extended attribute that a plan keeps, told to the budget before. The copy keeps no node of the
@@ -256,6 +269,62 @@ fn kept(
     }
     let copy = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
     Ok((copy(name), value.map(copy)))
+}
+
+/// An extended attribute that an object has after these changes.
+fn attribute_after(
+    changes: &AttributeChanges,
+    object: Named<'_>,
+    name: &[u8],
+) -> Result<Option<Bytes>> {
+    match changes.get(name) {
+        Some(value) => Ok(value.clone()),
+        None => attribute_of(object, name),
+    }
+}
+
+/// As write(2) and chown(2), takes the capabilities of a program from a result unless one of the
+/// two sides has them, with the owner and the contents of the result: each comes with whether the
+/// contents are its own, that of the destination last. A change of the mode keeps them, as chmod(2).
+fn strip_capability(
+    changes: &mut AttributeChanges,
+    owner: (u32, u32),
+    sides: [(bool, Named<'_>); 2],
+) -> Result<()> {
+    let dst = sides[1].1;
+    let Some(value) = attribute_after(changes, dst, CAPABILITY)? else {
+        return Ok(());
+    };
+    for (has_contents, (side, object)) in sides {
+        if has_contents
+            && (object.record.uid, object.record.gid) == owner
+            && attribute_of((side, object), CAPABILITY)?.as_ref() == Some(&value)
+        {
+            return Ok(());
+        }
+    }
+    // A change of nothing to nothing is none.
+    match attribute_of(dst, CAPABILITY)? {
+        Some(_) => changes.insert(Bytes::from_static(CAPABILITY), None),
+        None => changes.remove(CAPABILITY),
+    };
+    Ok(())
+}
+
+/// All extended attributes that an object has after these changes.
+fn all_attributes(
+    held: &mut Held,
+    object: Named<'_>,
+    changes: AttributeChanges,
+) -> Result<BTreeMap<Bytes, Bytes>> {
+    let mut all = attributes_of(held, object)?;
+    for (name, value) in changes {
+        match value {
+            Some(value) => all.insert(name, value),
+            None => all.remove(&name),
+        };
+    }
+    Ok(all)
 }
 
 fn ids_of(object: &Object) -> (u32, u32, u32) {
@@ -291,7 +360,7 @@ fn is_git_index(path: &[u8]) -> bool {
 fn are_equal(a: Named<'_>, b: Named<'_>) -> Result<bool> {
     Ok(Look::of(&a.1.record) == Look::of(&b.1.record)
         && !contents_differ(a, b)?
-        && attributes_of(a)? == attributes_of(b)?)
+        && !a.0.xattrs_differ(a.1, b)?)
 }
 
 impl Three<'_> {
@@ -484,7 +553,12 @@ impl Planning<'_> {
     /// Tells the budget of the steps that came.
     fn hold_steps(&mut self) -> Result<()> {
         let steps = &self.plan.steps[self.held_steps..];
-        let bytes = |step: &MergeStep| STEP_BYTES + 16 * step.at.len() + step.value_bytes();
+        let bytes = |step: &MergeStep| {
+            STEP_BYTES
+                + 16 * step.at.len()
+                + step.value_bytes()
+                + ATTRIBUTE_BYTES * step.attributes()
+        };
         let bytes = steps.iter().map(bytes).sum::<usize>() as u64;
         self.held_steps = self.plan.steps.len();
         if self.held_steps > STEPS_MAX {
@@ -503,7 +577,11 @@ impl Planning<'_> {
             Favor::Theirs => Ok(true),
             Favor::Neither => {
                 let path = path_of(at);
-                self.conflict_bytes += path.len() + 64;
+                let name = match &clash {
+                    Clash::Attribute(name) => name.len(),
+                    _ => 0,
+                };
+                self.conflict_bytes += path.len() + name + 64;
                 if self.conflict_bytes > CONFLICT_BYTES_MAX {
                     return Err(Error::TooBig);
                 }
@@ -603,10 +681,12 @@ impl Planning<'_> {
         if found.has_other_names() && !self.clash(to, Clash::HardLinks)? {
             return Ok(());
         }
+        // The step is told to the budget when it stands in the plan.
+        let mut held = Held::new(self.three.budget, Use::Requests);
         let action = Action::File {
             content: Content::Fork(object.clone()),
             look: Look::of(&found.record),
-            attributes: attributes_of((fork, &found))?,
+            attributes: attributes_of(&mut held, (fork, &found))?,
         };
         self.step(to, action);
         Ok(())
@@ -793,6 +873,7 @@ impl Planning<'_> {
             if is_taken {
                 self.take(&from, &to)?;
             }
+            self.hold_steps()?;
         }
         Ok(())
     }
@@ -957,7 +1038,8 @@ impl Planning<'_> {
         let owner = self.aspect(to, records.map(|r| (r.uid, r.gid)), Clash::Owner)?;
         let (uid, gid) = owner.value();
         let named = [(&three.base, base), (&three.fork, fork), (&three.dst, dst)];
-        let mut attributes = self.attributes(to, named)?;
+        let mut held = Held::new(three.budget, Use::Requests);
+        let mut attributes = self.attributes(&mut held, to, named)?;
         let content = self.contents((object, from, to), named)?;
         let rdev = match content {
             Some(Content::Fork(_)) => fork.record.rdev,
@@ -969,8 +1051,8 @@ impl Planning<'_> {
             gid,
             rdev,
         };
-        if let Some(list) = attributes.get(ACCESS) {
-            let list = Acl::decode(list)?;
+        if let Some(list) = attribute_after(&attributes, named[2], ACCESS)? {
+            let list = Acl::decode(&list)?;
             look.mode = look.mode & !PERMISSION_BITS | list.mode_bits();
         }
         if self.plan.conflicts.len() > before {
@@ -988,19 +1070,11 @@ impl Planning<'_> {
             // As write(2) and chown(2): nobody said that these contents get these rights.
             look.mode &= !(S_ISUID | S_ISGID);
         }
-        if let Some(value) = attributes.get(CAPABILITY) {
-            // As write(2) and chown(2). A change of the mode keeps it, as chmod(2).
-            let gave_both = |(side, object): Named<'_>| -> Result<bool> {
-                let is_owner = (object.record.uid, object.record.gid) == (uid, gid);
-                Ok(is_owner && attributes_of((side, object))?.get(CAPABILITY) == Some(value))
-            };
-            if !(is_own && gave_both(named[2])? || is_forks && gave_both(named[1])?) {
-                attributes.remove(CAPABILITY);
-            }
-        }
+        let sides = [(is_forks, named[1]), (is_own, named[2])];
+        strip_capability(&mut attributes, (uid, gid), sides)?;
         let is_linked = fork.has_other_names() || dst.has_other_names();
         let content = match content {
-            None => return self.change((from, to, dst), (look, attributes)),
+            None => return self.change((from, to, dst), (look, attributes), &mut held),
             Some(_) if is_linked && !self.clash(to, Clash::HardLinks)? => {
                 return Ok(());
             }
@@ -1009,6 +1083,7 @@ impl Planning<'_> {
         if matches!(content, Content::Text(..)) {
             self.plan.texts += 1;
         }
+        let attributes = all_attributes(&mut held, named[2], attributes)?;
         let action = Action::File {
             content,
             look,
@@ -1028,10 +1103,12 @@ impl Planning<'_> {
     fn change(
         &mut self,
         (from, to, dst): (&Bytes, &Bytes, &Object),
-        (look, attributes): (Look, BTreeMap<Bytes, Bytes>),
+        (look, attributes): (Look, AttributeChanges),
+        held: &mut Held,
     ) -> Result<()> {
         if from != to && dst.is_shared && !self.is_one_root([from, to])? {
             let content = Content::Own(from.clone());
+            let attributes = all_attributes(held, (&self.three.dst, dst), attributes)?;
             let action = Action::File {
                 content,
                 look,
@@ -1040,17 +1117,6 @@ impl Planning<'_> {
             self.step(to, action);
             return Ok(());
         }
-        let ours = attributes_of((&self.three.dst, dst))?;
-        let mut changed: BTreeMap<Bytes, Option<Bytes>> = BTreeMap::new();
-        for name in ours.keys().filter(|name| !attributes.contains_key(*name)) {
-            changed.insert(name.clone(), None);
-        }
-        for (name, value) in attributes {
-            if ours.get(&name) != Some(&value) {
-                changed.insert(name, Some(value));
-            }
-        }
-        let attributes = changed;
         if from != to {
             let from = from.clone();
             let action = Action::Move {
@@ -1075,24 +1141,30 @@ impl Planning<'_> {
         Ok(())
     }
 
-    /// All extended attributes of the result.
-    fn attributes(&mut self, to: &Bytes, named: [Named<'_>; 3]) -> Result<BTreeMap<Bytes, Bytes>> {
-        let [base, fork, dst] = named;
-        let all = [
-            attributes_of(base)?,
-            attributes_of(fork)?,
-            attributes_of(dst)?,
-        ];
-        let names: BTreeSet<_> = all.iter().flat_map(|one| one.keys()).collect();
-        let mut merged = BTreeMap::new();
-        for name in names {
-            let values = all.each_ref().map(|one| one.get(name));
-            let clash = Clash::Attribute(name.to_vec());
-            if let Some(value) = self.aspect(to, values, clash)?.value() {
-                merged.insert(name.clone(), value.clone());
+    /// The extended attributes of the result that differ from those of the destination.
+    fn attributes(
+        &mut self,
+        held: &mut Held,
+        to: &Bytes,
+        [base, fork, dst]: [Named<'_>; 3],
+    ) -> Result<AttributeChanges> {
+        let mut changes = AttributeChanges::new();
+        if ![fork, dst]
+            .iter()
+            .any(|(_, one)| one.record.has(FLAG_XATTRS))
+        {
+            return Ok(changes);
+        }
+        for item in dst.0.diff_xattrs(dst.1, fork)? {
+            let item = item?;
+            let values = [attribute_of(base, &item.key)?, item.after, item.before];
+            let clash = Clash::Attribute(item.key.to_vec());
+            if let Aspect::Theirs(value) = self.aspect(to, values, clash)? {
+                let (name, value) = kept(held, (&item.key, value.as_ref()))?;
+                changes.insert(name, value);
             }
         }
-        Ok(merged)
+        Ok(changes)
     }
 
     /// The contents of the result; `None` for those of the destination.
