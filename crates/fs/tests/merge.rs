@@ -709,6 +709,20 @@ fn a_second_merge_finds_nothing_where_the_destination_had_renamed_a_directory() 
     bed.merge_of_nothing();
 }
 
+/// Files that a merge takes have its time, which makes no directory another one.
+#[test]
+fn a_second_merge_finds_nothing_in_a_renamed_directory_that_got_files_of_the_fork() {
+    let bed = Bed::new(|bed| bed.dir("src/d"));
+    bed.rename("src/d", "src/b");
+    bed.remove("fork/d");
+    bed.dir("fork/b");
+    bed.write("fork/b/f", b"new");
+    bed.clash("b", Clash::GoneInFork);
+    assert!(bed.merge_as(Favor::Ours).is_done);
+    assert_eq!(bed.read("src/b/f"), b"new");
+    bed.merge_of_nothing();
+}
+
 #[test]
 fn renames_with_the_same_outcome_are_no_work() {
     let bed = Bed::new(|bed| {

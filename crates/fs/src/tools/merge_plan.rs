@@ -539,8 +539,12 @@ impl Planning<'_> {
         let Some(object) = self.added.get(to) else {
             return Ok(false);
         };
-        match self.three.fork.object(object)? {
-            Some(fork) => self.is_equal((object, &fork), (to, dst)),
+        let three = self.three;
+        match three.fork.object(object)? {
+            Some(fork) => {
+                let sides = [&three.fork, &three.dst];
+                self.are_alike(sides, [(object, &fork), (to, dst)], true)
+            }
             None => Ok(false),
         }
     }
@@ -736,7 +740,7 @@ impl Planning<'_> {
         }
     }
 
-    /// Whether the destination has an object as the fork has it, with everything in it.
+    /// Whether the destination has an object as the fork has it, with everything in it and all times.
     fn is_equal(
         &self,
         (object, fork): (&Bytes, &Object),
@@ -929,14 +933,22 @@ impl Planning<'_> {
         (object, base): (&Bytes, &Object),
         (to, dst): (&Bytes, &Object),
     ) -> Result<bool> {
-        let three = self.three;
-        let sides = [&three.base, &three.dst];
-        let inside = self.inside(sides, [(object, base), (to, dst)], false)?;
-        let Some((found, trees)) = inside else {
+        let sides = [&self.three.base, &self.three.dst];
+        self.are_alike(sides, [(object, base), (to, dst)], false)
+    }
+
+    /// Whether two objects are equal but for times, with everything in them.
+    fn are_alike(
+        &self,
+        sides: [&Side; 2],
+        objects: [(&Bytes, &Object); 2],
+        is_one_tree: bool,
+    ) -> Result<bool> {
+        let Some((found, trees)) = self.inside(sides, objects, is_one_tree)? else {
             return Ok(false);
         };
         for one in &found.differences {
-            if !one.path.is_empty() && three.matters(one, (&trees[0], &trees[1]))? {
+            if !one.path.is_empty() && self.three.matters(one, (&trees[0], &trees[1]))? {
                 return Ok(false);
             }
         }
