@@ -1079,6 +1079,26 @@ fn directories_that_are_the_forks_alone_are_not_taken_as_a_whole() {
     assert!(bed.find("src/tree").is_none() && bed.find("src/new").is_none());
 }
 
+/// A directory that is the fork's alone does not come, so no object of the destination goes for it.
+#[test]
+fn a_renamed_file_stays_where_the_fork_has_a_directory_of_its_own() {
+    let bed = Bed::new(|bed| bed.write("src/a", TEXT));
+    bed.rename("src/a", "src/b");
+    bed.remove("fork/a");
+    bed.dir("fork/a");
+    let options = MergeOptions {
+        favor: Favor::Theirs,
+        left_out: LeftOut {
+            apart: vec![b"a".to_vec()],
+            ..LeftOut::default()
+        },
+        ..MergeOptions::default()
+    };
+    let merged = bed.try_merge(&Caller::root(), &options).unwrap();
+    assert!(merged.is_done);
+    assert_eq!(bed.read("src/b"), TEXT);
+}
+
 #[test]
 fn each_name_needs_the_rights_of_cp_and_mv() {
     let bed = Bed::new(|bed| {

@@ -708,15 +708,20 @@ impl Planning<'_> {
         }
     }
 
-    /// The same for an object that the fork renamed: that of the old name goes.
+    /// The same for an object that the fork renamed: that of the old name goes, if the fork's comes.
     fn clash_or_replace(
         &mut self,
         (at, clash): (&Bytes, Clash),
         (object, old, new): (&Bytes, &Bytes, &Bytes),
     ) -> Result<()> {
         if self.clash(at, clash)? {
-            self.step(old, Action::Remove);
+            let before = self.plan.steps.len();
             self.take(object, new)?;
+            if self.plan.steps.len() > before {
+                let at = old.clone();
+                let action = Action::Remove;
+                self.plan.steps.insert(before, MergeStep { at, action });
+            }
         }
         Ok(())
     }
