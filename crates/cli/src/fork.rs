@@ -137,7 +137,9 @@ impl<'a> Forking<'a> {
             Err(failure) => {
                 let top = target.root.look_at(name).map(|stat| stat.st_ino);
                 let top = top.map_err(|e| mounted(&target.path, e))?;
-                drop_known(&target.path, top, false).unwrap_or_else(complain);
+                if let Err(stays) = drop_known(&target.path, top, true) {
+                    complain(format_args!("a fork stays that must not be used: {stays}"));
+                }
                 Err(Failure::new(format!(
                     "not forked, as a commit in a linked worktree of the fork may move a branch of \
                      the original: {failure}. 'ramet clone' copies the directory all the same"
