@@ -113,6 +113,12 @@ impl TableSpace {
         self.store.space.room_for_pages_bytes()
     }
 
+    /// Free bytes in holes that are too short for a page of the node table.
+    #[must_use]
+    pub fn short_bytes(&self) -> u64 {
+        self.store.space.lock().short_bytes()
+    }
+
     /// Free bytes of a sparse device that the host was not asked for, and seems to have room for.
     #[must_use]
     pub fn host_room_bytes(&self) -> u64 {

@@ -15,8 +15,8 @@
 //!
 //! Reserved space is backed on a sparse device: its host cannot refuse it later.
 //!
-//! Short holes, in which no page of the node table fits, are free and are no space for new data:
-//! the reserve for checkpoints must be one that pages fit in.
+//! Short holes, in which no page of the node table fits, are free and are no space for changes that
+//! are admitted: the reserves must be ones that pages fit in.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -78,13 +78,19 @@ impl Space {
             .saturating_sub(self.reserved_bytes())
     }
 
-    /// The same for new data, which leaves the holes for checkpoints that a page fits in: bytes in
-    /// shorter holes do not count.
-    pub(crate) fn unreserved_for_data_bytes(&self) -> u64 {
+    /// The same for changes that are admitted, which leave the holes for checkpoints that a page fits
+    /// in: bytes in shorter holes do not count.
+    pub(crate) fn unreserved_for_changes_bytes(&self) -> u64 {
         self.table
             .space()
             .room_for_pages_bytes()
             .saturating_sub(self.reserved_bytes())
+    }
+
+    /// Whether [`Space::unreserved_for_changes_bytes`] is at least `bytes`, as [`Space::secure`].
+    pub(crate) fn secure_for_changes(&self, bytes: u64) -> bool {
+        self.unreserved_for_changes_bytes() >= bytes
+            && self.secure(bytes + self.table.space().short_bytes())
     }
 
     /// Whether [`Space::unreserved_bytes`] is at least `bytes` and backed. A sparse device is asked
@@ -107,7 +113,8 @@ impl Space {
         for _ in 0..TRIM_ROUNDS {
             let before = self.table.space().capacity_bytes();
             // Less is kept of a smaller capacity.
-            trim(self.reserved_bytes() + self.backlog_reserve_bytes());
+            let short = self.table.space().short_bytes();
+            trim(self.reserved_bytes() + self.backlog_reserve_bytes() + short);
             if self.table.space().capacity_bytes() == before {
                 return;
             }
@@ -130,7 +137,7 @@ impl Space {
         let capacity = self.table.space().capacity_bytes();
         let most = capacity + self.table.space().host_room_bytes();
         let growth = self.deletion_reserve_of(most) - self.deletion_reserve_of(capacity);
-        self.unreserved_for_data_bytes()
+        self.unreserved_for_changes_bytes()
             .saturating_sub(self.backlog_reserve_bytes() + growth)
     }
 

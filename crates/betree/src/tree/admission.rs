@@ -171,18 +171,10 @@ impl Admission {
         growth + bytes as u64
     }
 
-    /// Space for a batch, which may remove keys.
-    fn unreserved(&self, frees: bool) -> u64 {
-        match frees {
-            true => self.store.space.unreserved_bytes(),
-            false => self.store.space.unreserved_for_data_bytes(),
-        }
-    }
-
     /// Whether a batch has its space without a checkpoint.
     pub(crate) fn has_space(&self, bytes: usize, frees: bool) -> bool {
         let wanted = self.space_wanted(bytes, frees);
-        self.unreserved(frees) >= wanted && self.store.space.secure(wanted)
+        self.store.space.secure_for_changes(wanted)
     }
 
     /// Refuses batches that could not be written, after sweeps and checkpoints have given back all
@@ -194,13 +186,12 @@ impl Admission {
         let (mut best, mut stalled) = (0, 0);
         loop {
             let wanted = self.space_wanted(bytes, frees);
-            if self.unreserved(frees) < wanted {
+            if store.space.unreserved_for_changes_bytes() < wanted {
                 // Other files may have given space back to the host.
                 store.table.space().look_at_host();
             }
-            let space = self.unreserved(frees);
-            if space >= wanted && store.space.secure(wanted) || frees && self.is_last_resort(bytes)
-            {
+            let space = store.space.unreserved_for_changes_bytes();
+            if store.space.secure_for_changes(wanted) || frees && self.is_last_resort(bytes) {
                 return Ok(());
             }
             let seq = self.root.seq();

@@ -522,11 +522,18 @@ impl Checkpointer {
                 .secure(wanted.min(COMMIT_BACKED_MAX + records));
             space = table.stats();
         }
-        let some = space.backed.checked_sub(commit_bytes + records);
-        let some = some.map(|left| left / reclaim_bytes);
-        let all = certain.and_then(|certain| space.backed.checked_sub(certain));
-        let all = all.map(|left| left / hole_bytes);
-        let nodes = some.max(all).ok_or(Error::NoSpace)?;
+        let nodes = |backed: u64| {
+            let some = backed.checked_sub(commit_bytes + records);
+            let some = some.map(|left| left / reclaim_bytes);
+            let all = certain.and_then(|certain| backed.checked_sub(certain));
+            some.max(all.map(|left| left / hole_bytes))
+        };
+        let in_short = table.space().short_bytes().min(space.backed);
+        let nodes = match nodes(space.backed - in_short) {
+            Some(nodes) => nodes,
+            // Some pages fit in short holes: those of the space map.
+            None => nodes(space.backed).map(|_| 0).ok_or(Error::NoSpace)?,
+        };
         Ok(usize::try_from(nodes)
             .unwrap_or(usize::MAX)
             .min(RECLAIM_MAX))
@@ -738,51 +745,61 @@ mod tests {
         assert_eq!(store.space.reserved_bytes(), before);
     }
 
-    #[test]
-    fn new_data_leaves_holes_for_the_pages_of_a_checkpoint() {
+    /// A tree of 32 MiB in which half of the blocks are free, most of them in holes of one block: a
+    /// stretch is a little larger than the reserves.
+    fn tree_with_short_holes() -> Tree {
         let tree = raw_tree(32 << 20);
-        let space = tree.inner.store.table.space();
+        let store = &tree.inner.store;
+        let space = store.table.space();
         let blocks = std::iter::from_fn(|| space.alloc_reserved(BLOCK_BYTES).ok());
         let mut blocks: Vec<_> = blocks.collect();
         blocks.sort_unstable();
-        // A stretch a little larger than the reserves, and holes of a block in all the rest.
-        let reserved = tree.inner.store.table.stats().reserved
-            + tree.inner.store.space.backlog_reserve_bytes();
+        let reserved = store.table.stats().reserved + store.space.backlog_reserve_bytes();
         let whole = usize::try_from(reserved / BLOCK_BYTES).unwrap() + 512;
         let holes = blocks[whole..].iter().skip(1).step_by(2);
         for free in blocks[..whole].iter().chain(holes) {
             space.free_unpublished(*free);
         }
+        let room = store.space.unreserved_bytes();
+        assert!(store.space.secure(room) && !store.space.secure_for_changes(room));
+        tree
+    }
+
+    /// Applies puts of values that do not compress, and a checkpoint after each 64, until there is no
+    /// space. Returns their number.
+    fn fill(tree: &Tree) -> u32 {
         let mut seed = 7u64;
-        let mut value = || {
-            let next = || {
-                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                (seed >> 56) as u8
-            };
-            std::iter::repeat_with(next).take(3000).collect::<Vec<_>>()
+        let mut byte = || {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 56) as u8
         };
-        let mut put = 0;
-        let refused = loop {
+        for put in 0.. {
+            let value: Vec<_> = std::iter::repeat_with(&mut byte).take(3000).collect();
             let mut batch = Batch::new();
-            batch.put(format!("key {put:06}"), value());
-            match tree.apply(batch) {
-                Ok(_) => put += 1,
-                Err(error) => break error,
+            batch.put(format!("key {put:06}"), value);
+            if let Err(error) = tree.apply(batch) {
+                assert!(matches!(error, Error::NoSpace), "{error}");
+                return put;
             }
-            if put % 64 == 0 {
-                tree.checkpoint()
-                    .unwrap_or_else(|error| panic!("after {put} values: {error}"));
+            if put % 64 == 63 {
+                let done = tree.checkpoint();
+                done.unwrap_or_else(|error| panic!("after {put} values: {error}"));
             }
-        };
-        println!("{put} values");
-        assert!(matches!(refused, Error::NoSpace), "{refused}");
+        }
+        unreachable!("a volume gets full")
+    }
+
+    #[test]
+    fn new_data_leaves_holes_for_the_pages_of_a_checkpoint() {
+        let tree = tree_with_short_holes();
+        assert!(fill(&tree) > 100);
         tree.checkpoint().expect("holes are left for it");
         let mut batch = Batch::new();
         batch.delete_prefix("key ");
         tree.apply(batch).expect("a removal is not refused");
         tree.checkpoint().expect("holes are left for it");
         let mut batch = Batch::new();
-        batch.put("key", value());
+        batch.put("key", vec![1; 3000]);
         tree.apply(batch).expect("space came back");
     }
 }

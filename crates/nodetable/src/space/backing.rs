@@ -154,7 +154,8 @@ impl BackedSpace {
     /// As [`BackedSpace::room_bytes`], without the holes that are too short for a page.
     pub(crate) fn room_for_pages_bytes(&self) -> u64 {
         let host = self.host_free_bytes();
-        self.lock().room_for_pages_bytes(host)
+        let space = self.lock();
+        space.room_bytes(host).saturating_sub(space.short_bytes())
     }
 
     /// Free bytes beyond the reserve, if the host keeps the space that it seems to have.

@@ -135,10 +135,9 @@ impl SpaceMap {
         room.min(backed.saturating_sub(self.backed_reserve_bytes()))
     }
 
-    /// As [`SpaceMap::room_bytes`], without the holes that are too short for a page of a checkpoint.
-    pub fn room_for_pages_bytes(&self, host_bytes: u64) -> u64 {
-        let room = self.room_bytes(host_bytes);
-        room.saturating_sub(self.holes.short_bytes())
+    /// Bytes of backed holes that are too short for a page of a checkpoint.
+    pub fn short_bytes(&self) -> u64 {
+        self.holes.short_bytes()
     }
 
     /// Where the first window of the small class is wanted, if it was not opened yet.

@@ -22,7 +22,7 @@ const WINDOW: [u64; 4] = [1 << 20, 4 << 20, 32 << 20, 1 << 20];
 const COPIES: usize = 3;
 /// Holes that are looked at from either end for a window of second copies.
 const ENDS_MAX: usize = 64;
-/// Space is scarce while the holes are less than this part of the area.
+/// Space is scarce while the holes that are not short are less than this part of the area.
 const SCARCE_PART: u64 = 16;
 /// A request of a checkpoint is small up to this, in bytes.
 pub(super) const METADATA_MAX: u64 = 64 << 10;
@@ -133,7 +133,8 @@ impl Windows {
     /// A hole that is too short for a page, for a request that fits in it, where space is scarce:
     /// short holes are used up first then.
     fn short_hole(&self, holes: &Holes, len: u64) -> Option<Extent> {
-        let is_scarce = holes.bytes() < self.area_bytes / SCARCE_PART;
+        let longer = holes.bytes() - holes.short_bytes();
+        let is_scarce = longer < self.area_bytes / SCARCE_PART;
         let hole = (is_scarce && holes.short_bytes() > 0).then(|| holes.smallest(len));
         hole.flatten().filter(|hole| is_short(hole.len))
     }
