@@ -8,7 +8,8 @@
 
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Gid, Mode, OFlags, Stat, Uid};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Gid, Mode, OFlags, Uid, XattrFlags};
 use rustix::io::Errno;
 use serde_json::json;
 
@@ -44,14 +45,14 @@ fn refresh(args: &args::Refresh) -> Outcome<u8> {
         }
     };
     // The source may let others in. This user has to get in, for now.
-    take_over(new, &seen.stat, Mode::RWXU).inspect_err(|_| discard())?;
+    take_over(new, old, Mode::RWXU).inspect_err(|_| discard())?;
     let told = merge::into_successor(old, new.0).inspect_err(|_| discard())?;
     if !told.merge.is_done {
         discard();
         say_all(args, &told, None)?;
         return Ok(merge::CONFLICTS);
     }
-    take_over(new, &seen.stat, Mode::empty()).inspect_err(|_| discard())?;
+    take_over(new, old, Mode::empty()).inspect_err(|_| discard())?;
     if !args.force {
         fork::must_be_unused(path, old.1).inspect_err(|_| discard())?;
     }
@@ -65,23 +66,55 @@ fn refresh(args: &args::Refresh) -> Outcome<u8> {
     Ok(0)
 }
 
-/// Gives the directory at `path`, with the inode number `ino`, owner and group of the fork that it
-/// replaces, and the mode of that one with some `more` bits.
-fn take_over((path, ino): (&Path, u64), of: &Stat, more: Mode) -> Outcome {
-    let change = || {
+/// Access lists of a directory: its own, and that of new entries.
+const LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
+/// The longest value of an extended attribute.
+const LIST_BYTES_MAX: usize = 64 << 10;
+
+/// The directory at `path` with the inode number `ino`.
+fn top_of((path, ino): (&Path, u64)) -> Outcome<OwnedFd> {
+    let open = || {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let top = rustix::fs::open(path, flags, Mode::empty())?;
-        let now = rustix::fs::fstat(&top)?;
-        if now.st_ino != ino {
-            return Err(Errno::STALE);
+        match rustix::fs::fstat(&top)?.st_ino == ino {
+            true => Ok(top),
+            false => Err(Errno::STALE),
         }
+    };
+    open().map_err(|e| Failure::system(path, e))
+}
+
+/// Gives the directory `new`, by path and inode number, owner, group and access lists of the fork
+/// `old`, which it replaces, and the mode of that one with some `more` bits.
+fn take_over(new: (&Path, u64), old: (&Path, u64), more: Mode) -> Outcome {
+    let (old, top) = (top_of(old)?, top_of(new)?);
+    let change = || {
+        let (now, of) = (rustix::fs::fstat(&top)?, rustix::fs::fstat(&old)?);
         if (now.st_uid, now.st_gid) != (of.st_uid, of.st_gid) {
             let (user, group) = (Uid::from_raw(of.st_uid), Gid::from_raw(of.st_gid));
             rustix::fs::fchown(&top, Some(user), Some(group))?;
         }
+        // The source may let users in that the fork keeps out.
+        LISTS
+            .iter()
+            .try_for_each(|name| copy_list(&old, &top, name))?;
         rustix::fs::fchmod(&top, Mode::from_raw_mode(of.st_mode) | more)
     };
-    change().map_err(|e| Failure::system(path, e))
+    change().map_err(|e| Failure::system(new.0, e))
+}
+
+fn copy_list(from: &OwnedFd, to: &OwnedFd, name: &str) -> rustix::io::Result<()> {
+    let mut list = vec![0; LIST_BYTES_MAX];
+    let set = match rustix::fs::fgetxattr(from, name, &mut list[..]) {
+        Ok(len) => rustix::fs::fsetxattr(to, name, &list[..len], XattrFlags::empty()),
+        Err(Errno::NODATA) => rustix::fs::fremovexattr(to, name),
+        Err(error) => Err(error),
+    };
+    match set {
+        // There is none, or the mount has none.
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+        set => set,
+    }
 }
 
 fn say_all(args: &args::Refresh, told: &merge::Told, kept: Option<&Path>) -> Outcome {

@@ -504,6 +504,39 @@ fn a_refreshed_fork_has_the_changes_of_both() {
     }
 }
 
+/// The source may let users in that the fork keeps out.
+#[test]
+fn a_refreshed_fork_has_the_access_lists_that_it_had() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let pair = Pair { mount: &mount };
+    let must = |program: &str, args: &[&str]| {
+        let out = std::process::Command::new(program).args(args).output();
+        let out = out.expect("it is installed");
+        assert!(out.status.success(), "{program} {args:?}: {out:?}");
+        String::from_utf8(out.stdout).expect("names are text")
+    };
+    pair.write("src/file", "base\n");
+    let lists = "u:4321:rx,d:u:4321:rx";
+    must("setfacl", &["-m", lists, &pair.text("src")]);
+    for fork in ["none", "other"] {
+        done(&["fork", &pair.text("src"), &pair.text(fork)]);
+        must("setfacl", &["-b", &pair.text(fork)]);
+        must("chmod", &["750", &pair.text(fork)]);
+    }
+    must("setfacl", &["-m", "u:77:r", &pair.text("other")]);
+    for fork in ["none", "other"] {
+        let fork = pair.text(fork);
+        let list = || must("getfacl", &["-cnpE", &fork]);
+        let before = list();
+        assert!(!before.contains("4321"), "{before}");
+        done(&["refresh", &fork]);
+        assert_eq!(list(), before);
+    }
+    mount.umount();
+    bed.fsck();
+}
+
 #[test]
 fn a_refresh_keeps_commits_and_ignored_names() {
     let bed = Bed::new("256M");
