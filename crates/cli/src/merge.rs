@@ -88,11 +88,25 @@ pub struct Committed {
     pub fetched_by: Option<PathBuf>,
 }
 
-/// Merges the fork with the inode number `top` into the directory that it was made of. Conflicts
-/// are told on standard error, and the names not at all.
-pub fn commit(fork: &Path, top: u64, how: &args::MergeHow) -> Outcome<Committed> {
+/// Merges the fork with the inode number `top` into the directory that it was made of, which must
+/// still have the path and the inode number of `src`. Conflicts are told on standard error, and the
+/// names not at all.
+pub fn commit(
+    (fork, top): (&Path, u64),
+    src: (&Path, u64),
+    how: &args::MergeHow,
+) -> Outcome<Committed> {
     let seen = Seen::known(fork, top)?;
     let dst = forks::origin_of(fork, &seen)?;
+    let number = |path: &Path| Seen::at(path).map(|seen| seen.stat.st_ino);
+    if number(&dst)? != src.1 || number(src.0).ok() != Some(src.1) {
+        let dst = escaped(dst.as_os_str().as_bytes());
+        let why = format!(
+            "nothing is committed, as the directory that it was made of is {dst} now: 'ramet merge' \
+             takes it there"
+        );
+        return Err(Failure::at(fork, why));
+    }
     let merging = Merging::new((fork, seen), dst, how)?;
     let told = merging.run(false, false)?;
     for name in told.names.iter().filter(|name| name.is_conflict) {

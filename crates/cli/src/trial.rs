@@ -87,6 +87,7 @@ fn trial(args: &args::Try) -> Outcome<u8> {
     let made = Made {
         args,
         path: &now,
+        src: (&src.path, src.ino()),
         is_renamed: now != path,
         top: fork.ino(),
         settled: new.settled,
@@ -105,6 +106,8 @@ fn trial(args: &args::Try) -> Outcome<u8> {
 struct Made<'a> {
     args: &'a args::Try,
     path: &'a Path,
+    /// Path and inode number of the directory that it was made of.
+    src: (&'a Path, u64),
     /// The command, or another one, gave it this path.
     is_renamed: bool,
     /// Its inode number: another object may have its path by now.
@@ -175,7 +178,7 @@ impl Made<'_> {
         if !self.args.force {
             fork::must_be_unused(self.path, self.top)?;
         }
-        let committed = merge::commit(self.path, self.top, &self.args.how)?;
+        let committed = merge::commit((self.path, self.top), self.src, &self.args.how)?;
         if !committed.is_done {
             let why = "conflicts: nothing is committed. 'ramet merge' has --ours and --theirs";
             return Err(Failure::at(self.path, why));

@@ -750,6 +750,26 @@ fn another_fork_at_the_path_of_the_first_one_is_left_alone() {
 }
 
 #[test]
+fn a_source_that_moved_meanwhile_is_not_committed_to() {
+    for uid in users() {
+        let desk = Desk::new(uid);
+        let mut busy = desk.start(&["--commit"], WAITS);
+        wait_until("it began", || desk.exists("project.try-1/began"));
+        desk.must("mv", &[&desk.at("project"), &desk.at("moved")]);
+        desk.done(&["fork", &desk.at("moved"), &desk.at("project")]);
+        fs::write(desk.bed.path().join("end"), "").expect("there is room");
+        assert_eq!(busy.status(), Some(125));
+        assert_eq!(desk.read("moved/file"), "first\n");
+        assert_eq!(desk.read("project/file"), "first\n");
+        assert_eq!(desk.read("project.try-1/file"), "inside\n");
+        // By hand it comes to where the source is.
+        desk.done(&["merge", &desk.at("project.try-1")]);
+        assert_eq!(desk.read("moved/file"), "inside\n");
+        desk.end();
+    }
+}
+
+#[test]
 fn a_fork_that_its_command_renames_is_told_under_its_new_name() {
     const RENAMES: &str =
         "echo inside > file; mkdir ../elsewhere && mv $RAMET_FORK ../elsewhere/it";
