@@ -113,6 +113,12 @@ impl TableSpace {
         self.store.space.room_for_pages_bytes()
     }
 
+    /// As [`TableSpace::secure`], without the holes that are too short for a page of the node table.
+    #[must_use]
+    pub fn secure_for_pages(&self, bytes: u64) -> bool {
+        self.store.space.secure_for_pages(bytes)
+    }
+
     /// Free bytes in holes that are too short for a page of the node table.
     #[must_use]
     pub fn short_bytes(&self) -> u64 {

@@ -89,8 +89,8 @@ impl Space {
 
     /// Whether [`Space::unreserved_for_changes_bytes`] is at least `bytes`, as [`Space::secure`].
     pub(crate) fn secure_for_changes(&self, bytes: u64) -> bool {
-        self.unreserved_for_changes_bytes() >= bytes
-            && self.secure(bytes + self.table.space().short_bytes())
+        let space = self.table.space();
+        space.secure_for_pages(self.reserved_bytes() + bytes)
     }
 
     /// Whether [`Space::unreserved_bytes`] is at least `bytes` and backed. A sparse device is asked

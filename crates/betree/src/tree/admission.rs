@@ -186,6 +186,9 @@ impl Admission {
         let (mut best, mut stalled) = (0, 0);
         loop {
             let wanted = self.space_wanted(bytes, frees);
+            if store.space.secure_for_changes(wanted) {
+                return Ok(());
+            }
             if store.space.unreserved_for_changes_bytes() < wanted {
                 // Other files may have given space back to the host.
                 store.table.space().look_at_host();

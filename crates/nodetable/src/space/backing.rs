@@ -181,6 +181,19 @@ impl BackedSpace {
         self.take_room(want)
     }
 
+    /// As [`BackedSpace::secure`], without the holes that are too short for a page.
+    pub(crate) fn secure_for_pages(&self, want: u64) -> bool {
+        let short = {
+            let space = self.lock();
+            let short = space.short_bytes();
+            if space.room_bytes(0).saturating_sub(short) >= want {
+                return true;
+            }
+            short
+        };
+        self.room_for_pages_bytes() >= want && self.secure(want.saturating_add(short))
+    }
+
     fn take_room(&self, want: u64) -> bool {
         let _taking = self.taking.lock();
         let mut search = None;
