@@ -109,7 +109,8 @@ pub enum Verb {
     /// Afterwards the differences are told on standard error, and the fork is committed, kept or
     /// discarded. By default the user is asked on a terminal, and without one the fork is kept. To commit
     /// is to merge, as `ramet merge` does; after a failed command it needs an answer on a terminal. The
-    /// exit status is 125 if ramet fails, 126 if the command cannot be run and 127 if it is not found.
+    /// exit status is 125 if ramet fails or a commit has conflicts, 126 if the command cannot be run and
+    /// 127 if it is not found.
     Try(Try),
     /// Run a shell, or a command, in a fork that stands at the path of its source
     ///
@@ -376,7 +377,7 @@ pub struct Fork {
     pub count: Option<u32>,
     #[command(flatten)]
     pub note: Note,
-    /// Keep no base: the fork takes no space but its own, and cannot be reset
+    /// Keep no base: the fork takes no space but its own, and cannot be reset, refreshed or merged
     #[arg(long)]
     pub no_base: bool,
     /// Print as JSON
@@ -482,7 +483,7 @@ pub struct Merge {
 #[derive(Clone, Copy, Debug, Args)]
 #[group(multiple = false)]
 pub struct TryEnd {
-    /// Commit the changes if the command succeeds, and drop the fork then
+    /// Commit the changes if the command succeeds, and drop the fork if nothing of it is left behind
     #[arg(long)]
     pub commit: bool,
     /// Keep the fork
@@ -637,7 +638,8 @@ pub struct Scrub {
 
 #[derive(Debug, Args)]
 pub struct Grow {
-    /// New size of the volume, such as 20G; without it, a block device is used whole
+    /// New size of the volume, such as 20G; an image file needs it, and a block device is used whole
+    /// without it
     #[arg(long, value_name = "N")]
     pub size: Option<Size>,
     /// Memory that the command may take for an unmounted volume, such as 512M; the default is the
