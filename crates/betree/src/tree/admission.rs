@@ -192,11 +192,14 @@ impl Admission {
             if store.space.unreserved_for_changes_bytes() < wanted {
                 // Other files may have given space back to the host.
                 store.table.space().look_at_host();
+                if store.space.secure_for_changes(wanted) {
+                    return Ok(());
+                }
             }
-            let space = store.space.unreserved_for_changes_bytes();
-            if store.space.secure_for_changes(wanted) || frees && self.is_last_resort(bytes) {
+            if frees && self.is_last_resort(bytes) {
                 return Ok(());
             }
+            let space = store.space.unreserved_for_changes_bytes();
             let seq = self.root.seq();
             if self.exhausted_at.load(Ordering::Relaxed) == seq + 1 {
                 break;

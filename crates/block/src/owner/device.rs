@@ -279,6 +279,23 @@ impl OwnedDevice {
         Ok(())
     }
 
+    /// Ends the ownership. Writes of this owner must not arrive behind those of another one, so they
+    /// are synced first; after a failure of that the claim stays.
+    fn end_synced(&self) -> io::Result<()> {
+        let lease = &self.lease;
+        let is_synced = lease.changes.load(Ordering::SeqCst) == lease.synced.load(Ordering::SeqCst);
+        let is_closed = lease.is_closed.load(Ordering::Acquire);
+        let synced = match is_synced || is_closed {
+            true => Ok(()),
+            false => self.sync(),
+        };
+        if synced.is_err() {
+            lease.lost.get_or_init(|| "not synced".into());
+        }
+        let ended = self.end();
+        synced.and(ended)
+    }
+
     fn end(&self) -> io::Result<()> {
         if self.lease.is_closed.load(Ordering::Acquire) {
             return Ok(());
@@ -296,13 +313,7 @@ impl OwnedDevice {
 
 impl Drop for OwnedDevice {
     fn drop(&mut self) {
-        // Writes of this owner must not arrive behind those of another one.
-        if self.lease.is_closed.load(Ordering::Acquire) || self.sync().is_ok() {
-            let _ = self.end();
-        } else {
-            self.lease.lost.get_or_init(|| "not synced".into());
-            let _ = self.end();
-        }
+        let _ = self.end_synced();
     }
 }
 
@@ -387,17 +398,6 @@ impl Device for OwnedDevice {
     }
 
     fn release(&self) -> io::Result<()> {
-        // Writes of this owner must not arrive behind those of the next one.
-        let lease = &self.lease;
-        let is_synced = lease.changes.load(Ordering::SeqCst) == lease.synced.load(Ordering::SeqCst);
-        if !is_synced
-            && !lease.is_closed.load(Ordering::Acquire)
-            && let Err(error) = self.sync()
-        {
-            lease.lost.get_or_init(|| "not synced".into());
-            let _ = self.end();
-            return Err(error);
-        }
-        self.end()
+        self.end_synced()
     }
 }
