@@ -6,10 +6,10 @@ use ramet_block::{Codec, Device, MemDevice};
 
 use crate::reshape::condense::Condenser;
 use crate::shape::{OpenOptions, TreeShape};
+use crate::store::write_fresh::fresh_refs;
 use crate::tree::api::Tree;
 use crate::tree::batch::Batch;
 use crate::tree::format::FormatOptions;
-use crate::tree::write_fresh::fresh_refs;
 
 /// A tree that is not compressed, with small buffers.
 fn tree(leaf_bytes: usize) -> Tree {

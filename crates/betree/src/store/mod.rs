@@ -21,3 +21,4 @@ pub(crate) mod space_debt;
 pub(crate) mod store;
 pub(crate) mod unflattenable;
 pub(crate) mod write;
+pub(crate) mod write_fresh;

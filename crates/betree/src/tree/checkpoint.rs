@@ -29,12 +29,12 @@ use crate::paths::StructuralPath;
 use crate::shape::Seq;
 use crate::store::fragments::Fragments;
 use crate::store::store::Store;
+use crate::store::write_fresh::write_fresh;
 use crate::sync::{Mutex, TimedMutex};
 use crate::tree::clones::Clones;
 use crate::tree::condensing::Condensing;
 use crate::tree::failure::Failure;
 use crate::tree::root::Root;
-use crate::tree::write_fresh::write_fresh;
 
 /// Time after a checkpoint that failed at a read before the keeper tries again.
 const RETRY_AFTER: Duration = Duration::from_secs(10);

@@ -21,9 +21,9 @@ use crate::error::{Error, Result};
 use crate::paths::StructuralPath;
 use crate::reshape::condense::STEP_BYTES;
 use crate::store::store::Store;
+use crate::store::write_fresh::fresh_refs;
 use crate::sync::Mutex;
 use crate::tree::root::Root;
-use crate::tree::write_fresh::fresh_refs;
 
 /// A pass is due when the space of nodes has grown by one part in so many, ...
 const GROWN: u64 = 2;

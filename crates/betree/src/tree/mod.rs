@@ -29,5 +29,4 @@ pub(crate) mod signals;
 pub(crate) mod snapshot;
 pub(crate) mod threads;
 pub(crate) mod window;
-pub(crate) mod write_fresh;
 pub(crate) mod write_set;
