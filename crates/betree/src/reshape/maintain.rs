@@ -40,6 +40,7 @@ use crate::reshape::pending::Survey;
 use crate::reshape::rewrite::LeafRewriter;
 use crate::reshape::sweep::SpaceBalance;
 use crate::reshape::sweep::cut_out;
+use crate::reshape::write_out::WriteOut;
 use crate::shape::TreeShape;
 use crate::store::cache::NodeCache;
 use crate::store::space::Space;
@@ -76,6 +77,7 @@ pub(crate) struct Maintainer<'a> {
     flattener: Flattener<'a>,
     leaves: LeafRewriter<'a>,
     compactor: Compactor<'a>,
+    write_out: WriteOut<'a>,
     /// Nodes above those that it maintains.
     depth: usize,
 }
@@ -96,6 +98,7 @@ impl<'a> Maintainer<'a> {
             flattener: Flattener::of(store),
             leaves: LeafRewriter::of(store),
             compactor: Compactor::of(store),
+            write_out: WriteOut::of(store),
             depth: 0,
         }
     }
@@ -298,6 +301,9 @@ impl<'a> Maintainer<'a> {
             let had_space = !matches!(pushed, Err(Error::NoSpace));
             if let Some(edges) = self.debt.if_possible(pushed)? {
                 total -= waits;
+                if deep && self.debt.is_sweeping() {
+                    self.write_out.write(&edges)?;
+                }
                 let done = Pending {
                     stays: true,
                     ..Pending::default()
@@ -386,6 +392,7 @@ impl<'a> Maintainer<'a> {
                 continue;
             }
             let edges = self.children.close_child_waiting(node, at, child, lift)?;
+            self.write_out.write(&edges)?;
             let made = edges.len();
             node.edges.splice(at..=at, edges);
             pending.remove(at);

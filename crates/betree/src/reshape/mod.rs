@@ -15,3 +15,4 @@ pub(crate) mod pending;
 pub(crate) mod rewrite;
 pub(crate) mod split;
 pub(crate) mod sweep;
+pub(crate) mod write_out;

@@ -23,7 +23,7 @@
 //! It pushes down all messages that it can, rewrites leaves where that gives back a sixteenth of
 //! them, and gives edges that show little of a node their own copy of that part, as long as all
 //! these copies together stay smaller than the node. The space comes back with the checkpoint of
-//! the sweep.
+//! the sweep. Nodes that the sweep makes are written in steps ([`crate::reshape::write_out`]).
 //!
 //! The space to push all messages of an edge may be missing although the deletions among it would
 //! free plenty. Then the edge is cut, and the window is pushed that fits and removes the most.

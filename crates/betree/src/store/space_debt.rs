@@ -32,6 +32,8 @@ pub(crate) struct SpaceDebt {
     sweeping: AtomicBool,
     /// How often the sweep under way has visited each node.
     visits: Mutex<HashMap<NodeId, u32>>,
+    /// Nodes that sweeps wrote and that no checkpoint names.
+    written: Mutex<Vec<NodeId>>,
 }
 
 impl SpaceDebt {
@@ -46,6 +48,7 @@ impl SpaceDebt {
             sweep_least_bytes: AtomicU64::new(0),
             sweeping: AtomicBool::new(false),
             visits: Mutex::default(),
+            written: Mutex::default(),
         }
     }
 
@@ -81,6 +84,21 @@ impl SpaceDebt {
         let visits = all.entry(node).or_default();
         *visits += 1;
         *visits <= VISITS_MAX
+    }
+
+    /// The sweep under way has written these nodes.
+    pub(crate) fn add_written(&self, nodes: &[NodeId]) {
+        self.written.lock().extend(nodes);
+    }
+
+    /// Nodes that sweeps wrote since the last checkpoint. Some of them may have gone meanwhile.
+    pub(crate) fn written(&self) -> Vec<NodeId> {
+        self.written.lock().clone()
+    }
+
+    /// A checkpoint after the sweep is durable.
+    pub(crate) fn forget_written(&self) {
+        *self.written.lock() = Vec::new();
     }
 
     /// Whether a sweep would get further than the last one.

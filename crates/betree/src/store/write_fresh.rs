@@ -1,4 +1,5 @@
-//! The order in which a checkpoint writes fresh nodes: children before parents.
+//! The order in which a checkpoint writes fresh nodes: children before parents. A sweep writes the
+//! nodes that it has made in the same order.
 //!
 //! A segment in fragments changes the nodes that name it, so a node is written when all that it
 //! names is. Before that, short segments are found for skeletons to lie behind
@@ -49,62 +50,125 @@ pub(crate) fn write_fresh(
     root: &Arc<Handle>,
     fragments: &mut Fragments,
 ) -> Result<Vec<Arc<Handle>>> {
-    let pairs = Pairs::below(store, root);
+    let part = Part {
+        tops: std::slice::from_ref(root),
+        alone: Some(root.id()),
+        is_left: Handle::is_recorded,
+    };
     let mut done = Vec::new();
-    // Carriers of nodes that are entered and not left.
-    let mut waiting = HashSet::new();
+    part.write(store, fragments, &mut done)?;
+    Ok(done)
+}
+
+/// Writes the nodes at and below `tops` that are in memory only. A top stays in memory when one of
+/// them has a number below `first`. The nodes that are written go to `done`, also before an error.
+pub(crate) fn write_made(
+    store: &Store,
+    tops: impl Iterator<Item = Arc<Handle>>,
+    first: NodeId,
+    done: &mut Vec<Arc<Handle>>,
+) -> Result<()> {
+    let tops: Vec<_> = tops.filter(|top| is_made(store, top, first)).collect();
+    let part = Part {
+        tops: &tops,
+        alone: None,
+        is_left: |node| !node.is_fresh(),
+    };
+    part.write(store, &mut Fragments::new(), done)
+}
+
+/// Whether all nodes at and below `top` that are in memory only have numbers from `first` on.
+fn is_made(store: &Store, top: &Arc<Handle>, first: NodeId) -> bool {
     let mut seen = HashSet::new();
-    let mut steps = vec![Step::Enter(root.clone(), u32::MAX)];
-    while let Some(step) = steps.pop() {
-        match step {
-            Step::Leave(handle, carrier) => {
-                let carrier = carrier.filter(|carrier| waiting.remove(&carrier.id()));
-                let mut written = Vec::new();
-                for child in children_of(store, &handle) {
-                    if waiting.remove(&child.id()) {
-                        store.write_back.write_back(&child, fragments)?;
-                        written.push(child);
+    let mut todo = vec![top.clone()];
+    while let Some(handle) = todo.pop() {
+        if !handle.is_fresh() || !seen.insert(handle.id()) {
+            continue;
+        }
+        if handle.id() < first {
+            return false;
+        }
+        todo.extend(children_of(store, &handle));
+    }
+    true
+}
+
+/// A part of the tree that is to be written: the nodes at and below some.
+struct Part<'a> {
+    tops: &'a [Arc<Handle>],
+    /// A top that shares its extent with no other node: the root is kept twice.
+    alone: Option<NodeId>,
+    /// Whether a node is left out, with all below it.
+    is_left: fn(&Handle) -> bool,
+}
+
+impl Part<'_> {
+    /// Writes the nodes that are in memory only. All nodes of the part go to `done`, children before
+    /// parents.
+    fn write(
+        &self,
+        store: &Store,
+        fragments: &mut Fragments,
+        done: &mut Vec<Arc<Handle>>,
+    ) -> Result<()> {
+        let pairs = Pairs::of(store, self);
+        // Carriers of nodes that are entered and not left.
+        let mut waiting = HashSet::new();
+        let mut seen = HashSet::new();
+        let tops = self.tops.iter().rev();
+        let mut steps: Vec<_> = tops.map(|top| Step::Enter(top.clone(), u32::MAX)).collect();
+        while let Some(step) = steps.pop() {
+            match step {
+                Step::Leave(handle, carrier) => {
+                    let carrier = carrier.filter(|carrier| waiting.remove(&carrier.id()));
+                    let mut written = Vec::new();
+                    for child in children_of(store, &handle) {
+                        if waiting.remove(&child.id()) {
+                            store.write_back.write_back(&child, fragments)?;
+                            written.push(child);
+                        }
+                    }
+                    match &carrier {
+                        Some(carrier) => {
+                            let pair = (carrier, &handle);
+                            store.write_back.write_back_with_guest(pair, fragments)?;
+                        }
+                        None => store.write_back.write_back(&handle, fragments)?,
+                    }
+                    for node in written.into_iter().chain(carrier).chain([handle]) {
+                        let parts = fragments.get(&node.id()).into_iter().flatten();
+                        done.extend(parts.map(|fragment| fragment.run.clone()));
+                        done.push(node);
                     }
                 }
-                match &carrier {
-                    Some(carrier) => {
-                        let pair = (carrier, &handle);
-                        store.write_back.write_back_with_guest(pair, fragments)?;
+                Step::Enter(handle, above) => {
+                    if (self.is_left)(&handle) || seen.contains(&handle.id()) {
+                        continue;
                     }
-                    None => store.write_back.write_back(&handle, fragments)?,
+                    let (handle, carrier) = pairs.pair_of(handle, above, &seen);
+                    seen.insert(handle.id());
+                    seen.extend(carrier.as_ref().map(|carrier| carrier.id()));
+                    waiting.extend(carrier.as_ref().map(|carrier| carrier.id()));
+                    let above = match handle.kind() {
+                        Kind::Skeleton => handle.height(),
+                        Kind::Leaf | Kind::Segment => above,
+                    };
+                    let children = children_of(store, &handle);
+                    let is_other = |child: &Arc<Handle>| {
+                        let carrier = carrier.as_ref();
+                        carrier.is_none_or(|carrier| carrier.id() != child.id())
+                    };
+                    // In key order: scans go forwards.
+                    let children = children.into_iter().rev().filter(is_other);
+                    let children: Vec<_> =
+                        children.map(|child| Step::Enter(child, above)).collect();
+                    steps.push(Step::Leave(handle, carrier));
+                    steps.extend(children);
                 }
-                for node in written.into_iter().chain(carrier).chain([handle]) {
-                    let parts = fragments.get(&node.id()).into_iter().flatten();
-                    done.extend(parts.map(|fragment| fragment.run.clone()));
-                    done.push(node);
-                }
-            }
-            Step::Enter(handle, above) => {
-                if handle.is_recorded() || seen.contains(&handle.id()) {
-                    continue;
-                }
-                let (handle, carrier) = pairs.pair_of(handle, above, &seen);
-                seen.insert(handle.id());
-                seen.extend(carrier.as_ref().map(|carrier| carrier.id()));
-                waiting.extend(carrier.as_ref().map(|carrier| carrier.id()));
-                let above = match handle.kind() {
-                    Kind::Skeleton => handle.height(),
-                    Kind::Leaf | Kind::Segment => above,
-                };
-                let children = children_of(store, &handle);
-                let is_other = |child: &Arc<Handle>| {
-                    let carrier = carrier.as_ref();
-                    carrier.is_none_or(|carrier| carrier.id() != child.id())
-                };
-                // In key order: scans go forwards.
-                let children = children.into_iter().rev().filter(is_other);
-                let children: Vec<_> = children.map(|child| Step::Enter(child, above)).collect();
-                steps.push(Step::Leave(handle, carrier));
-                steps.extend(children);
             }
         }
+        Ok(())
     }
-    Ok(done)
 }
 
 /// References between the nodes below `root` that are in memory only, by the nodes that they lead
@@ -144,16 +208,16 @@ fn children_of(store: &Store, handle: &Handle) -> Vec<Arc<Handle>> {
 }
 
 impl Pairs {
-    /// Those for the fresh skeletons below `root`, which is kept twice, and alone.
-    fn below(store: &Store, root: &Arc<Handle>) -> Self {
+    /// Those for the fresh skeletons of a part.
+    fn of(store: &Store, part: &Part<'_>) -> Self {
         let mut pairs = Self::default();
         let mut seen = HashSet::new();
-        let mut todo = vec![root.clone()];
+        let mut todo = part.tops.to_vec();
         while let Some(handle) = todo.pop() {
-            if handle.is_recorded() || !seen.insert(handle.id()) {
+            if (part.is_left)(&handle) || !seen.insert(handle.id()) {
                 continue;
             }
-            if handle.id() != root.id() {
+            if Some(handle.id()) != part.alone {
                 pairs.add(store, &handle);
             }
             todo.extend(children_of(store, &handle));

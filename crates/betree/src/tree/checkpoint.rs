@@ -383,6 +383,8 @@ impl Checkpointer {
         let locks = is_short.then(|| (self.root.structure.lock(), self.clones.compacting.lock()));
         // A compacted copy that no clone used would take space for nothing.
         self.clones.forget();
+        // A node that a sweep wrote and that was replaced since goes with all below it.
+        self.store.nodes.evict(&self.store.space_debt.written());
         let mut written = {
             let mut state = self.root.state.lock();
             self.root.freeze(&mut state);
@@ -471,6 +473,7 @@ impl Checkpointer {
         for node in &written.fresh {
             store.handles.set_recorded(node);
         }
+        store.space_debt.forget_written();
         store.nodes.evict(&commit.removed);
         let reclaimed = commit.removed.len() as u64;
         let counters = &store.counters;
