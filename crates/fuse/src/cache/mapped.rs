@@ -12,7 +12,7 @@
 //! - *The end.* The last page of a file goes on behind the end of the file, and a mapping may store
 //!   there. Those bytes belong to no file, but the kernel takes them for contents when the file
 //!   grows over them. So the daemon puts zeros over them before it answers the request that made
-//!   the file grow.
+//!   the file grow (`cache/tails.rs`).
 //!
 //! The kernel drops pages before a program writes past them, and Linux before 6.19 does not do so
 //! again afterwards. A reader may fill a page in between with the contents before the write. So the

@@ -11,3 +11,4 @@ pub(crate) mod notify;
 pub(crate) mod prefetch;
 pub(crate) mod probe_file;
 pub(crate) mod readdirplus_policy;
+pub(crate) mod tails;

@@ -67,11 +67,14 @@ impl Kernel {
         contents.write(device, store.as_bytes()).is_ok()
     }
 
-    /// Has the kernel put zeros into one page of a file, from `offset` on. Waits for the lock of
-    /// the page, as [`Kernel::store`] does.
-    pub(crate) fn store_zeros(&self, ino: Ino, offset: u64, len: usize) {
-        let store = Notification::store(ino, offset, len);
-        if let Err(error) = self.send(&store, &[&vec![0; len]]) {
+    /// Has the kernel put `zeros` into one page of a file, from `offset` on. Waits for the lock of the
+    /// page, as [`Kernel::store`] does, and reads the zeros when it has the lock.
+    pub(crate) fn store_zeros(&self, ino: Ino, offset: u64, zeros: &Revocable) {
+        let Some(device) = self.0.get() else {
+            return;
+        };
+        let store = Notification::store(ino, offset, zeros.len());
+        if let Err(error) = zeros.write(device, store.as_bytes()) {
             tracing::debug!(%error, ?ino, "the kernel has no page to clear");
         }
     }

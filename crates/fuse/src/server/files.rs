@@ -1,8 +1,8 @@
 //! Requests about the contents and attributes of an inode.
 //!
 //! A request that changes a file follows the same steps. [`Prefetcher::touched`] takes the file out
-//! of the files to be sent, [`PageCache::tail`] remembers the old end, the volume changes, and then
-//! the kernel hears of cleared privileges and gets zeros over the old end.
+//! of the files to be sent, [`PageCache::expose`] notes the old end, the volume changes, and then the
+//! kernel hears of cleared privileges and gets zeros over the old end.
 
 use std::sync::Arc;
 
@@ -68,7 +68,8 @@ impl Files {
         };
         self.prefetcher.touched(node, Touch::Size)?;
         self.pages.note_resized(node);
-        let tail = self.pages.tail(node);
+        self.pages.wait_for_clears(node);
+        let exposed = self.pages.expose(node, size_bytes);
         let changes_owner = set.uid.is_some() || set.gid.is_some();
         let attr = if changes_owner {
             set_attributes(&self.volume, node, set, requester)?
@@ -77,7 +78,7 @@ impl Files {
             let attributes = self.volume.attributes();
             answer(attributes.setattr(node, set, kills.then_some(writer)))?
         };
-        self.pages.clear_tail(node, tail, size_bytes);
+        self.pages.clear_tail(exposed);
         Ok(attr)
     }
 
@@ -136,10 +137,10 @@ impl Files {
             Touch::Filled
         };
         self.prefetcher.touched(node, touch)?;
-        let tail = if is_mapped {
+        let exposed = if is_mapped {
             None
         } else {
-            self.pages.tail(node)
+            self.pages.expose(node, offset)
         };
         if is_mapped {
             self.pages.note_written_back(node);
@@ -153,7 +154,8 @@ impl Files {
         let appends = OFlags::from_bits_retain(open_flags).contains(OFlags::APPEND);
         let written = if is_mapped {
             let bytes = data.len();
-            let written = files.write(node, offset, data, writer);
+            let data = self.pages.masked(node, offset, data);
+            let written = files.write(node, offset, &data, writer);
             written.map(|cleared| Written { bytes, cleared })
         } else if appends {
             files.append(node, offset, data, writer)
@@ -173,7 +175,7 @@ impl Files {
             self.pages.written_past(node, (offset, data.len()));
         }
         let bytes = answer(written)?.bytes;
-        self.pages.clear_tail_of_write(node, tail, offset);
+        self.pages.clear_tail_of_write(exposed);
         Ok(bytes)
     }
 
@@ -186,9 +188,10 @@ impl Files {
     ) -> Answer<()> {
         self.prefetcher.touched(node, Touch::Size)?;
         self.pages.note_resized(node);
-        let tail = self.pages.tail(node);
         let flags = FallocateFlags::from_bits_retain(mode);
         let keep_size = flags.contains(FallocateFlags::KEEP_SIZE);
+        let end = (!keep_size).then(|| offset.saturating_add(length));
+        let exposed = end.and_then(|end| self.pages.expose(node, end));
         let writer = || credentials_of(requester);
         let rest = flags - FallocateFlags::KEEP_SIZE;
         let volume = &self.volume;
@@ -206,10 +209,7 @@ impl Files {
             Err(Error::Unsupported)
         };
         self.cleared(node, answer(reshaped)?);
-        if !keep_size {
-            self.pages
-                .clear_tail(node, tail, offset.saturating_add(length));
-        }
+        self.pages.clear_tail(exposed);
         Ok(())
     }
 
@@ -244,13 +244,13 @@ impl Files {
     ) -> Answer<u32> {
         self.prefetcher.touched(to.0, Touch::Size)?;
         self.pages.note_resized(to.0);
-        let tail = self.pages.tail(to.0);
+        let exposed = self.pages.expose(to.0, to.1);
         let writer = || credentials_of(requester);
         let copied = self.volume.files().copy_range(from, to, len, Some(&writer));
         self.cleared(to.0, copied.as_ref().map_or(true, |copied| copied.cleared));
         let bytes = answer(copied)?.bytes;
         if bytes > 0 {
-            self.pages.clear_tail(to.0, tail, to.1);
+            self.pages.clear_tail(exposed);
         }
         Ok(u32::try_from(bytes).expect("at most 4 GiB at a time"))
     }
@@ -355,5 +355,102 @@ fn seek_target(offset: u64, whence: u32) -> Answer<(u64, bool)> {
         SEEK_DATA => Ok((offset, true)),
         SEEK_HOLE => Ok((offset, false)),
         _ => Err(Errno::INVAL),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use ramet_block::{Device, MemDevice};
+    use ramet_fs::{FormatOptions, Kind, NewInode, OpenOptions, ROOT_INO};
+
+    use super::*;
+    use crate::server::server::Server;
+
+    const OLD_BYTES: usize = 100;
+    const NEW_BYTES: u64 = 9000;
+    /// Bytes that a mapping stores from the beginning of the page on, also behind the end.
+    const STORED_BYTES: usize = 200;
+
+    /// A request that makes a file grow from `OLD_BYTES` to `NEW_BYTES`.
+    type Grow = fn(&Files, Ino, Requester);
+
+    /// The contents of a file whose page the kernel writes back after the volume has grown, and
+    /// before the request that makes it grow is answered; `None` if the answer came first.
+    fn written_back_during(grow: Grow) -> Option<Vec<u8>> {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let kernel = Kernel::default();
+        // A pipe that is full holds zeros up, as the lock of a page does.
+        let (held, to_kernel) = std::io::pipe().unwrap();
+        rustix::io::write(&to_kernel, &vec![0; 1 << 16]).unwrap();
+        kernel.connect(Arc::new(to_kernel.into()));
+        let server = Server::new(Arc::clone(&volume), kernel).unwrap();
+        // The pipe ends before the server, which waits for its threads.
+        let _held = held;
+        let new = NewInode::new(Kind::Regular, 0o644);
+        let node = volume.names().create(ROOT_INO, b"file", &new).unwrap().ino;
+        let stored = [7; STORED_BYTES];
+        let files = &server.files;
+        let requester = Requester {
+            uid: 0,
+            gid: 0,
+            pid: std::process::id(),
+        };
+        let handle = FileHandle::default();
+        let old = &stored[..OLD_BYTES];
+        files
+            .write((node, handle), 0, old, (0, 0), requester)
+            .unwrap();
+        let is_answered = AtomicBool::new(false);
+        let is_in_time = std::thread::scope(|threads| {
+            threads.spawn(|| {
+                grow(files, node, requester);
+                is_answered.store(true, Ordering::SeqCst);
+            });
+            while files.getattr(node).unwrap().size_bytes < NEW_BYTES {
+                std::thread::yield_now();
+            }
+            let flags = (abi::write::CACHE, 0);
+            files
+                .write((node, handle), 0, &stored, flags, requester)
+                .unwrap();
+            !is_answered.load(Ordering::SeqCst)
+        });
+        let mut contents = vec![0; STORED_BYTES];
+        let read = volume.files().read_into(node, 0, &mut contents).unwrap();
+        assert_eq!(read, STORED_BYTES);
+        is_in_time.then_some(contents)
+    }
+
+    #[test]
+    fn bytes_behind_an_old_end_that_are_written_back_before_the_growth_is_answered_are_zeros() {
+        let grows: [Grow; 3] = [
+            |files, node, requester| {
+                let set = SetAttr {
+                    size_bytes: Some(NEW_BYTES),
+                    ..SetAttr::default()
+                };
+                files.setattr(node, (&set, false), requester).unwrap();
+            },
+            |files, node, requester| {
+                let (handle, at) = (FileHandle::default(), NEW_BYTES - 1);
+                files
+                    .write((node, handle), at, b"x", (0, 0), requester)
+                    .unwrap();
+            },
+            |files, node, requester| {
+                files.fallocate(node, (0, NEW_BYTES), 0, requester).unwrap();
+            },
+        ];
+        for grow in grows {
+            let contents = std::iter::repeat_with(|| written_back_during(grow))
+                .find_map(|contents| contents)
+                .unwrap();
+            let (old, behind) = contents.split_at(OLD_BYTES);
+            assert_eq!((old, behind), (&[7; OLD_BYTES][..], &[0; 100][..]));
+        }
     }
 }

@@ -4,20 +4,27 @@
 //! `cache/held.rs` for which files a fence waits. A lock of a page may belong to a program that
 //! waits for an answer, so only threads of this type wait for pages.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use ramet_fs::{Ino, Volume};
+use ramet_sys::Revocable;
 
 use crate::cache::held::Held;
 use crate::cache::mapped::{Mapped, Tail};
 use crate::cache::notify::Kernel;
+use crate::cache::tails::{Exposed, Tails};
 use crate::server::workers::Workers;
 
 /// Requests at the same time that wait for pages of the kernel.
 const THREADS: usize = 2;
+/// Tails that are cleared at the same time. They have threads of their own: write-back of other files
+/// takes any time, and a tail that is cleared too late shows stored bytes.
+const TAIL_THREADS: usize = 4;
 /// How long a request that makes a file grow waits for the page at the old end. The program that
 /// waits for the answer may have locked the page, but only while the page has no contents that a
 /// program could have mapped.
@@ -41,6 +48,10 @@ pub(crate) struct PageCache {
     /// Number of requests that wrote pages back, so far.
     written_back: AtomicU64,
     workers: Workers,
+    /// Tails that become contents at the moment.
+    tails: Arc<Tails>,
+    zeros: Arc<Zeros>,
+    tail_workers: Workers,
     /// One thread for the waits for held files. Many files take it long, and no request that needs
     /// another page waits meanwhile.
     held_worker: Workers,
@@ -62,6 +73,9 @@ impl PageCache {
             mapped,
             held: Arc::new(Held::new(Instant::now())),
             written_back: AtomicU64::new(0),
+            tails: Arc::default(),
+            zeros: Arc::default(),
+            tail_workers: Workers::new("tails", TAIL_THREADS)?,
             workers: Workers::lasting("pages", THREADS)?,
             held_worker: Workers::lasting("held", 1)?,
         })
@@ -145,36 +159,61 @@ impl PageCache {
         self.held.has_ended(number)
     }
 
-    /// The bytes behind the end of a file that the kernel may have a page of.
-    pub(crate) fn tail(&self, node: Ino) -> Option<Tail> {
+    /// A request may make a file grow, and its new contents begin at `start`. Answers the tail that
+    /// becomes contents then, if the kernel may have its page. No write-back brings other bytes than
+    /// zeros there, until the answer is dropped.
+    pub(crate) fn expose(&self, node: Ino, start: u64) -> Option<ExposedTail> {
         if !self.mapped.may_have(node) {
             return None;
         }
         let size = self.volume.attributes().getattr(node).ok()?.size_bytes;
-        Tail::of(size, rustix::param::page_size() as u64)
+        let tail = Tail::of(size, rustix::param::page_size() as u64)?;
+        self.expose_tail(node, tail, start)
     }
 
-    /// The file has grown over its old tail, up to `start`, where the new contents begin. Every
-    /// reader sees zeros there before the request is answered.
-    pub(crate) fn clear_tail(&self, node: Ino, tail: Option<Tail>, start: u64) {
-        if let Some(tail) = tail {
-            self.clear(node, (tail.offset, tail.exposed(start)), TAIL_PATIENCE);
+    fn expose_tail(&self, node: Ino, tail: Tail, start: u64) -> Option<ExposedTail> {
+        let bytes = tail.exposed(start);
+        let range = tail.offset..tail.offset + bytes as u64;
+        (bytes > 0).then(|| ExposedTail {
+            tail: self.tails.expose(node, range),
+            bytes,
+            is_in_page: tail.is_in_its_page(start),
+        })
+    }
+
+    /// The contents of a page that the kernel writes back at `offset`. Bytes of a tail that becomes
+    /// contents at the moment are zeros.
+    pub(crate) fn masked<'a>(&self, node: Ino, offset: u64, page: &'a [u8]) -> Cow<'a, [u8]> {
+        self.tails.masked(node, offset, page)
+    }
+
+    /// A request may make the file shorter. A notification about a tail of before, whose request is
+    /// answered, would tell the kernel of the size of before.
+    pub(crate) fn wait_for_clears(&self, node: Ino) {
+        self.tails.wait_for_clears(node, TAIL_PATIENCE);
+    }
+
+    /// The file has grown over its old tail. Every reader sees zeros there before the request is
+    /// answered.
+    pub(crate) fn clear_tail(&self, exposed: Option<ExposedTail>) {
+        if let Some(exposed) = exposed {
+            self.clear(&exposed, TAIL_PATIENCE);
         }
     }
 
-    /// As [`PageCache::clear_tail`], for a write that begins at `start`. A write through the page
-    /// of the tail holds the lock of the page until it is answered, if the page has no contents. No
-    /// program sees such a page before the kernel reads it.
-    pub(crate) fn clear_tail_of_write(&self, node: Ino, tail: Option<Tail>, start: u64) {
-        let Some(tail) = tail else {
+    /// As [`PageCache::clear_tail`], for a write. A write through the page of the tail holds the lock
+    /// of the page until it is answered, if the page has no contents. No program sees such a page
+    /// before the kernel reads it.
+    pub(crate) fn clear_tail_of_write(&self, exposed: Option<ExposedTail>) {
+        let Some(exposed) = exposed else {
             return;
         };
-        let patience = if tail.is_in_its_page(start) {
+        let patience = if exposed.is_in_page {
             OWN_PAGE_PATIENCE
         } else {
             TAIL_PATIENCE
         };
-        self.clear(node, (tail.offset, tail.exposed(start)), patience);
+        self.clear(&exposed, patience);
     }
 
     /// A program has written `len` bytes at `offset`, past the pages of the file. Every reader sees
@@ -202,26 +241,39 @@ impl PageCache {
     /// Has a worker put zeros into a page, and waits for it: until it begins, and then for
     /// `patience`, or twice that.
     ///
-    /// Zeros that come after the answer would hide contents that were written meanwhile. So a
-    /// worker that begins too late has the kernel read the page again instead, and one that ends
-    /// too late does so as well.
-    fn clear(&self, node: Ino, (offset, bytes): (u64, usize), patience: Duration) {
-        if bytes == 0 {
-            return;
-        }
+    /// Zeros that come after the answer would hide contents that were written meanwhile, and make a
+    /// file longer that was made shorter. So zeros that are late are revoked: the kernel reads them
+    /// when it has the page, and finds none. It then reads the page again.
+    fn clear(&self, exposed: &ExposedTail, patience: Duration) {
+        let (node, offset) = (exposed.tail.ino, exposed.tail.bytes.start);
+        let zeros = match self.zeros.take(exposed.bytes) {
+            Ok(zeros) => Arc::new(zeros),
+            Err(error) => {
+                tracing::warn!(%error, ?node, "no memory to clear the old end of a file");
+                return;
+            }
+        };
         let (sender, cleared) = channel();
         let kernel = self.kernel.clone();
         let step = Arc::new(AtomicU8::new(WAITING));
-        let worker_step = Arc::clone(&step);
-        self.workers.run(move || {
-            let (step, order) = (worker_step, Ordering::SeqCst);
+        let clearing = self.tails.begin_clear(node);
+        let worker = (
+            Arc::clone(&step),
+            Arc::clone(&zeros),
+            Arc::clone(&self.zeros),
+        );
+        self.tail_workers.run(move || {
+            let ((step, zeros, spare), order) = (worker, Ordering::SeqCst);
             let is_in_time = step.compare_exchange(WAITING, BEGUN, order, order).is_ok();
             if is_in_time {
-                kernel.store_zeros(node, offset, bytes);
+                kernel.store_zeros(node, offset, &zeros);
             }
+            // From here on the notification changes no size.
+            drop(clearing);
             if !is_in_time || step.load(order) == ANSWERED {
                 kernel.drop_pages(node, offset, 1);
             }
+            spare.put(zeros);
             // The request no longer waits for a page that was locked for long.
             let _ = sender.send(());
         });
@@ -232,6 +284,9 @@ impl PageCache {
             if has_begun {
                 step.store(ANSWERED, order);
                 tracing::debug!(?node, "the page at the old end is locked");
+                if let Err(error) = zeros.revoke() {
+                    tracing::error!(%error, ?node, "zeros on their way cannot be taken back");
+                }
                 return;
             }
             has_begun = step.load(order) == BEGUN;
@@ -240,6 +295,43 @@ impl PageCache {
             if is_late && answers().is_ok() {
                 return;
             }
+        }
+    }
+}
+
+/// A tail that becomes contents, from before the change of the volume to the answer of the request.
+pub(crate) struct ExposedTail {
+    tail: Exposed,
+    bytes: usize,
+    /// Whether the new contents begin in the page of the tail.
+    is_in_page: bool,
+}
+
+/// Zeros that are sent to the kernel, to be used again.
+#[derive(Default)]
+struct Zeros(Mutex<Vec<Arc<Revocable>>>);
+
+impl Zeros {
+    /// Zeros, less than a page of them.
+    ///
+    /// # Errors
+    /// The system has no memory.
+    fn take(&self, bytes: usize) -> std::io::Result<Revocable> {
+        let spare = self.0.lock().pop();
+        let spare = spare.and_then(Arc::into_inner);
+        let mut zeros = match spare {
+            Some(zeros) => zeros,
+            None => Revocable::new(rustix::param::page_size())?,
+        };
+        zeros.fill(|_| bytes)?;
+        Ok(zeros)
+    }
+
+    /// The request that took the zeros may still refer to them.
+    fn put(&self, zeros: Arc<Revocable>) {
+        let mut spare = self.0.lock();
+        if spare.len() < TAIL_THREADS {
+            spare.push(zeros);
         }
     }
 }
@@ -272,6 +364,18 @@ mod tests {
         (pages, notifications)
     }
 
+    /// The tail of a file of 100 bytes that a request exposes up to `start`.
+    fn exposed(pages: &PageCache, start: u64) -> Option<ExposedTail> {
+        pages.expose_tail(ROOT_INO, Tail::of(100, 4096).unwrap(), start)
+    }
+
+    /// Fills the pipe: it holds a worker up, as the lock of a page does.
+    fn hold_up(pages: &PageCache) {
+        let mut zeros = Revocable::new(FULL).unwrap();
+        zeros.fill(|_| FULL - NOTIFICATION_BYTES).unwrap();
+        pages.kernel.store_zeros(ROOT_INO, 0, &zeros);
+    }
+
     /// The code of the next notification that the kernel gets.
     fn next(notifications: &mut PipeReader) -> i32 {
         let mut head = [0; 16];
@@ -286,23 +390,68 @@ mod tests {
     #[test]
     fn a_tail_is_cleared_before_the_answer() {
         let (pages, mut notifications) = page_cache();
-        pages.clear_tail(ROOT_INO, Tail::of(100, 4096), 9000);
+        pages.clear_tail(exposed(&pages, 9000));
+        assert_eq!(next(&mut notifications), STORE);
+    }
+
+    #[test]
+    fn a_tail_is_cleared_while_other_requests_wait_for_write_back() {
+        let (pages, mut notifications) = page_cache();
+        let (release, released) = channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        for _ in 0..THREADS {
+            let released = Arc::clone(&released);
+            pages.workers.run(move || {
+                let _ = released.lock().recv();
+            });
+        }
+        pages.clear_tail(exposed(&pages, 9000));
+        drop(release);
+        drop(pages);
+        assert_eq!(next(&mut notifications), STORE);
+        assert_eq!(notifications.read(&mut [0]).unwrap(), 0, "the page stays");
+    }
+
+    #[test]
+    fn a_page_has_zeros_in_place_of_its_tail_until_the_growth_is_answered() {
+        let (pages, mut notifications) = page_cache();
+        let exposed = exposed(&pages, 9000);
+        let page = [1; 200];
+        assert_eq!(
+            *pages.masked(ROOT_INO, 0, &page),
+            [[1; 100], [0; 100]].concat()
+        );
+        pages.clear_tail(exposed);
+        // Programs store contents there now.
+        assert_eq!(*pages.masked(ROOT_INO, 0, &page), page);
         assert_eq!(next(&mut notifications), STORE);
     }
 
     #[test]
     fn a_write_into_the_page_of_the_tail_does_not_wait_for_its_own_lock() {
         let (pages, mut notifications) = page_cache();
-        // A pipe that is full holds the worker up, as the lock of the page does.
-        let tail = Tail::of(100, 4096);
-        let zeros = FULL - NOTIFICATION_BYTES;
-        pages.kernel.store_zeros(ROOT_INO, 0, zeros);
+        hold_up(&pages);
         let begin = Instant::now();
-        pages.clear_tail_of_write(ROOT_INO, tail, 200);
+        pages.clear_tail_of_write(exposed(&pages, 200));
         assert!(begin.elapsed() < TAIL_PATIENCE, "{:?}", begin.elapsed());
-        // The zeros come after the answer, so the page is read again.
-        let codes = [(); 3].map(|()| next(&mut notifications));
-        assert_eq!(codes, [STORE, STORE, INVAL_INODE]);
+        // Zeros would come after the answer, so the page is read again instead.
+        let codes = [(); 2].map(|()| next(&mut notifications));
+        assert_eq!(codes, [STORE, INVAL_INODE]);
+    }
+
+    #[test]
+    fn zeros_that_wait_for_a_page_beyond_the_answer_are_not_stored() {
+        let (pages, mut notifications) = page_cache();
+        hold_up(&pages);
+        pages.clear_tail(exposed(&pages, 9000));
+        // The program makes the file shorter.
+        let begin = Instant::now();
+        pages.wait_for_clears(ROOT_INO);
+        assert!(begin.elapsed() >= TAIL_PATIENCE, "the page is still locked");
+        let codes = [(); 2].map(|()| next(&mut notifications));
+        assert_eq!(codes, [STORE, INVAL_INODE]);
+        pages.clear_tail(exposed(&pages, 9000));
+        assert_eq!(next(&mut notifications), STORE, "zeros are there again");
     }
 
     #[test]
@@ -341,9 +490,7 @@ mod tests {
     #[test]
     fn calls_that_wait_for_held_files_share_one_wait_behind_the_one_that_runs() {
         let (pages, mut notifications) = page_cache();
-        // A pipe that is full holds the wait up, as the lock of a page does.
-        let zeros = FULL - NOTIFICATION_BYTES;
-        pages.kernel.store_zeros(ROOT_INO, 0, zeros);
+        hold_up(&pages);
         pages.held.note(ROOT_INO, Instant::now());
         let numbers: Vec<_> = (0..100_000).map(|_| pages.wait_for_held()).collect();
         assert!(numbers.iter().all(|number| *number <= Some(2)));
@@ -361,14 +508,14 @@ mod tests {
     fn zeros_never_come_after_the_answer() {
         let (pages, mut notifications) = page_cache();
         let (release, released) = channel::<()>();
-        let released = Arc::new(parking_lot::Mutex::new(released));
-        for _ in 0..THREADS {
+        let released = Arc::new(Mutex::new(released));
+        for _ in 0..TAIL_THREADS {
             let released = Arc::clone(&released);
-            pages.workers.run(move || {
+            pages.tail_workers.run(move || {
                 let _ = released.lock().recv();
             });
         }
-        pages.clear_tail(ROOT_INO, Tail::of(100, 4096), 9000);
+        pages.clear_tail(exposed(&pages, 9000));
         // The request is answered now, and a program may write there.
         drop(release);
         assert_eq!(next(&mut notifications), INVAL_INODE);
