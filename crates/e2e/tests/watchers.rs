@@ -476,27 +476,33 @@ impl Drop for Continued {
     }
 }
 
-/// A program that holds the lock of a directory. It copies names to a page of a mount whose daemon
-/// is stopped.
-struct StuckReader {
+/// Programs that hold the locks of directories. They copy names to pages of a mount whose daemon is
+/// stopped.
+struct StuckReaders {
     goes_on: Continued,
-    reader: Killed,
+    readers: Vec<Killed>,
 }
 
-impl StuckReader {
-    /// Returns when the program waits in `dir`. The file `ready` is new.
-    fn start(dir: &Path, elsewhere: &Mount, ready: &Path) -> StuckReader {
-        let page = elsewhere.root().join(ready.file_name().unwrap());
-        fs::write(&page, [0; 4096]).unwrap();
+impl StuckReaders {
+    /// Returns when a program waits in each of `dirs`. The file `ready` is new, and so are the files
+    /// of that name with a number.
+    fn start(dirs: &[&Path], elsewhere: &Mount, ready: &Path) -> StuckReaders {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stuck_reader.py");
-        let reader = Command::new("python3")
-            .args([script.as_path(), dir, &page])
-            .stdin(Stdio::piped())
-            .stdout(File::create(ready).unwrap())
-            .spawn();
-        let mut reader = Killed(reader.unwrap());
-        let is_ready = || fs::read_to_string(ready).unwrap() == "ready\n";
-        soon("the reader is ready", is_ready);
+        let begin = |(at, dir): (usize, &&Path)| {
+            let ready = ready.with_extension(at.to_string());
+            let page = elsewhere.root().join(ready.file_name().unwrap());
+            fs::write(&page, [0; 4096]).unwrap();
+            let reader = Command::new("python3")
+                .args([script.as_path(), dir, &page])
+                .stdin(Stdio::piped())
+                .stdout(File::create(&ready).unwrap())
+                .spawn();
+            let reader = Killed(reader.unwrap());
+            let is_ready = || fs::read_to_string(&ready).unwrap() == "ready\n";
+            soon("the reader is ready", is_ready);
+            reader
+        };
+        let mut readers: Vec<_> = dirs.iter().enumerate().map(begin).collect();
         rustix::process::kill_process(elsewhere.pid(), Signal::STOP).unwrap();
         let goes_on = Continued(elsewhere.pid());
         // A thread that has not stopped yet would answer.
@@ -504,22 +510,26 @@ impl StuckReader {
         soon("the daemon stops", || {
             !has_thread(elsewhere.pid(), "stat", runs)
         });
-        reader.0.stdin.take().unwrap().write_all(b"\n").unwrap();
-        let call = format!("/proc/{}/wchan", reader.0.id());
-        soon("the reader waits", || {
-            fs::read_to_string(&call).unwrap().contains("folio_wait")
-        });
-        StuckReader { goes_on, reader }
+        for reader in &mut readers {
+            reader.0.stdin.take().unwrap().write_all(b"\n").unwrap();
+            let call = format!("/proc/{}/wchan", reader.0.id());
+            soon("the reader waits", || {
+                fs::read_to_string(&call).unwrap().contains("folio_wait")
+            });
+        }
+        StuckReaders { goes_on, readers }
     }
 
-    /// Lets the daemon go on, and so the program.
+    /// Lets the daemon go on, and so the programs.
     fn end(self) {
-        let StuckReader {
+        let StuckReaders {
             goes_on,
-            mut reader,
+            mut readers,
         } = self;
         drop(goes_on);
-        soon("the reader ends", || reader.0.try_wait().unwrap().is_some());
+        for reader in &mut readers {
+            soon("the reader ends", || reader.0.try_wait().unwrap().is_some());
+        }
     }
 }
 
@@ -900,7 +910,11 @@ fn a_directory_whose_lock_is_held_does_not_hold_changes_in_others_up() {
     assert_eq!(fs::read_dir(root.join("locked")).unwrap().count(), 0);
     let staged = Staged::try_new(&root.join("locked"), &clone_request(root, "src", "dst")).unwrap();
     let held = staged.open().unwrap();
-    let reader = StuckReader::start(&root.join("locked"), &elsewhere, &bed.path().join("ready"));
+    let reader = StuckReaders::start(
+        &[&root.join("locked")],
+        &elsewhere,
+        &bed.path().join("ready"),
+    );
     // Calls in the locked directory end, first after a second and then at once.
     let mut times = Vec::new();
     for _ in 0..20 {
@@ -980,6 +994,46 @@ fn waits(daemon: Pid) -> bool {
     has_thread(daemon, "stat", |stat| stat.contains(") D "))
 }
 
+#[test]
+fn directories_whose_locks_are_held_do_not_hold_up_the_deletions_of_another_user() {
+    if !is_root() {
+        println!("not root: no user can be chosen");
+        return;
+    }
+    let (other, elsewhere, other_watchdog) = mounted("defaults");
+    let (bed, mount, watchdog) = mounted("defaults");
+    let root = mount.root();
+    let trees: Vec<_> = (0..9).map(|at| format!("tree{at}")).collect();
+    trees.iter().for_each(|tree| make_tree(root, tree, "text"));
+    make_tree(root, "home/tree", "text");
+    look_at_all(root);
+    let owner = format!("{OTHER}:{OTHER}");
+    run_ok(
+        "chown",
+        &["-R".as_ref(), owner.as_ref(), root.join("home").as_os_str()],
+    );
+    let held: Vec<_> = trees
+        .iter()
+        .map(|tree| root.join(tree).join("a/b"))
+        .collect();
+    let held: Vec<_> = held.iter().map(PathBuf::as_path).collect();
+    let readers = StuckReaders::start(&held, &elsewhere, &bed.path().join("ready"));
+    trees.iter().for_each(|tree| mount.remove(&root.join(tree)));
+    soon("a thread waits", || tells_of_a_deletion(mount.pid()));
+    let mut watcher = Watcher::of(root, &["home/tree/a/b"]);
+    let mut command = Command::new(bed.command_for_others());
+    command.args(["rm", "tree"]).current_dir(root.join("home"));
+    assert!(command.uid(OTHER).gid(OTHER).status().unwrap().success());
+    watcher.hears(&["home/tree/a/b:DELETE_SELF:"]);
+    readers.end();
+    drop(watcher);
+    mount.umount();
+    drop(watchdog);
+    bed.fsck();
+    elsewhere.umount();
+    drop((other, other_watchdog));
+}
+
 /// Has a daemon end by a signal while a thread of it waits in the kernel.
 fn requests_fail_after(signal: Signal, transport: &str, elsewhere: &Mount) {
     let (bed, mount, watchdog) = mounted(transport);
@@ -988,7 +1042,7 @@ fn requests_fail_after(signal: Signal, transport: &str, elsewhere: &Mount) {
     look_at_all(root);
     let ready = format!("{transport}-{}", signal.as_raw());
     let ready = bed.path().join(ready);
-    let reader = StuckReader::start(&root.join("tree/a/b"), elsewhere, &ready);
+    let reader = StuckReaders::start(&[&root.join("tree/a/b")], elsewhere, &ready);
     mount.remove(&root.join("tree"));
     soon("a thread waits", || tells_of_a_deletion(mount.pid()));
     rustix::process::kill_process(mount.pid(), signal).unwrap();

@@ -1,12 +1,16 @@
 //! Listings that the kernel keeps and that the server makes stale.
 //!
-//! A listing is dropped by a notification that waits for the lock of a page. Its holder copies
-//! names to a program, and may wait for an answer of this server if the program has mapped the
-//! destination from a file. So the thread that serves a request does not send it, and threads of
-//! their own do.
+//! A listing is dropped by a notification that waits for the locks of the directory and of a page.
+//! Their holder copies names to a program. It may wait for an answer of this server if the program
+//! has mapped the destination from a file, and for ever if that file is elsewhere. So the thread that
+//! serves a request does not send the notification, and threads of their own do. The directories of
+//! one owner take a part of these threads only: a user that holds locks of his directories keeps
+//! nobody else waiting.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use ramet_fs::{Ino, Invalidation, Volume};
@@ -15,8 +19,11 @@ use crate::cache::kept_listings::KeptListings;
 use crate::cache::notify::Kernel;
 use crate::server::workers::Workers;
 
-/// A thread looks at all directories and pauses; another sends notifications meanwhile.
-const THREADS: usize = 2;
+/// Threads that send notifications, and those about directories of one owner.
+const THREADS: usize = 8;
+const OF_OWNER: usize = 2;
+/// Directories of one owner whose listings a thread drops, one after the other.
+const AT_ONCE: usize = 16;
 /// The pause after a look, in times of the look, and the longest pause.
 const PAUSE_TIMES: u32 = 20;
 const PAUSE_MAX: Duration = Duration::from_millis(500);
@@ -24,17 +31,54 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// See the module header.
 pub(crate) struct Listings {
     kept: Arc<KeptListings>,
+    dropping: Arc<Dropping>,
     looking: Arc<Looking>,
-    workers: Workers,
+    /// One thread, which looks at all directories and pauses.
+    looker: Workers,
 }
 
 /// The search for directories that went with a tree.
 struct Looking {
     kept: Arc<KeptListings>,
     volume: Arc<Volume>,
-    kernel: Kernel,
+    dropping: Arc<Dropping>,
     /// Trees that were removed since a thread began to look; 0 if none looks.
     removed: AtomicU64,
+}
+
+/// The threads that send notifications.
+struct Dropping {
+    volume: Arc<Volume>,
+    kernel: Kernel,
+    workers: Workers,
+}
+
+impl Dropping {
+    /// Has the kernel drop listings soon. Each job takes a copy of `told` along, and drops the copy
+    /// when the kernel has carried the notifications out.
+    fn drop_soon<T: Clone + Send + 'static>(&self, dirs: Vec<Ino>, told: &T) {
+        let mut by_owner = HashMap::<Option<u32>, Vec<Ino>>::new();
+        for dir in dirs {
+            // No owner is known of a directory that is not in use any more, or once the volume is
+            // down.
+            let attr = self.volume.attributes().getattr(dir).ok();
+            by_owner
+                .entry(attr.map(|attr| attr.uid))
+                .or_default()
+                .push(dir);
+        }
+        for (owner, dirs) in by_owner {
+            for some in dirs.chunks(AT_ONCE) {
+                let stale = some.iter().copied().map(Invalidation::Listing);
+                let (stale, kernel) = (stale.collect::<Vec<_>>(), self.kernel.clone());
+                let told = told.clone();
+                self.workers.run_of(owner, move || {
+                    kernel.invalidate(&stale);
+                    drop(told);
+                });
+            }
+        }
+    }
 }
 
 impl Listings {
@@ -45,23 +89,29 @@ impl Listings {
         kernel: Kernel,
         kept: Arc<KeptListings>,
     ) -> std::io::Result<Self> {
+        let dropping = Arc::new(Dropping {
+            volume: Arc::clone(&volume),
+            kernel,
+            workers: Workers::shared("listings", THREADS, OF_OWNER)?,
+        });
         let looking = Looking {
             kept: Arc::clone(&kept),
             volume,
-            kernel,
+            dropping: Arc::clone(&dropping),
             removed: AtomicU64::new(0),
         };
         Ok(Self {
             kept,
+            dropping,
             looking: Arc::new(looking),
-            workers: Workers::new("listings", THREADS)?,
+            looker: Workers::new("look", 1)?,
         })
     }
 
     /// A directory has another parent, which its listing names.
     pub(crate) fn moved(&self, dir: Ino) {
         if self.kept.changed(dir) {
-            self.drop_soon(vec![dir]);
+            self.dropping.drop_soon(vec![dir], &());
         }
     }
 
@@ -69,18 +119,23 @@ impl Listings {
     pub(crate) fn looked_up(&self, dir: Ino) {
         let dirs = self.kept.looked_up(dir);
         if !dirs.is_empty() {
-            self.drop_soon(dirs);
+            self.dropping.drop_soon(dirs, &());
         }
     }
 
-    fn drop_soon(&self, dirs: Vec<Ino>) {
-        let kernel = self.looking.kernel.clone();
-        let stale = move || {
-            dirs.into_iter()
-                .map(Invalidation::Listing)
-                .collect::<Vec<_>>()
-        };
-        self.workers.run(move || kernel.invalidate(&stale()));
+    /// Has the kernel drop all listings, and waits until it has, or for `patience`. Programs that
+    /// open a directory get the listing anew in any case: the attributes are stale at once.
+    pub(crate) fn drop_all(&self, patience: Duration) {
+        let dirs = self.kept.dirs();
+        let listings = dirs.iter().copied().map(Invalidation::Listing);
+        let kernel = &self.dropping.kernel;
+        kernel.invalidate_attributes(&listings.collect::<Vec<_>>());
+        let (told, all_told) = channel::<()>();
+        self.dropping.drop_soon(dirs, &told);
+        drop(told);
+        if all_told.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("a program holds a directory, whose listing the kernel drops later");
+        }
     }
 
     /// The kernel is told of a change of a name in a directory, and perhaps of a tree that went.
@@ -96,7 +151,7 @@ impl Listings {
     pub(crate) fn tree_is_gone(&self) {
         if self.looking.removed.fetch_add(1, Ordering::SeqCst) == 0 {
             let looking = Arc::clone(&self.looking);
-            self.workers.run(move || looking.look_until_done());
+            self.looker.run(move || looking.look_until_done());
         }
     }
 }
@@ -133,7 +188,6 @@ impl Looking {
     fn look(&self) {
         let mut dirs = self.kept.dirs();
         dirs.retain(|dir| self.volume.directories().is_gone(*dir) && self.kept.changed(*dir));
-        let stale: Vec<_> = dirs.into_iter().map(Invalidation::Listing).collect();
-        self.kernel.invalidate(&stale);
+        self.dropping.drop_soon(dirs, &());
     }
 }

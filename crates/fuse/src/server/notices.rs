@@ -4,7 +4,8 @@
 //! directory into memory that is a page of another file system, which never answers. So several
 //! threads send notifications, and a change waits for its own for [`PATIENCE`] only. Then the kernel
 //! is told without locks: it looks all names up again, and reads each directory anew when a program
-//! opens it. The notification still comes when the lock is free.
+//! opens it. The notification still comes when the lock is free. The changes of one user have a part
+//! of the threads only, so that a user that holds locks makes nobody else wait.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -16,6 +17,8 @@ use crate::server::workers::Workers;
 
 /// Notifications that wait for locks at the same time.
 const THREADS: usize = 16;
+/// The same for the changes of one user.
+const OF_USER: usize = 4;
 /// How long a change waits for its notifications.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -31,26 +34,32 @@ impl Notices {
     pub(crate) fn new(kernel: Kernel) -> std::io::Result<Self> {
         Ok(Self {
             kernel,
-            workers: Workers::new("notify", THREADS)?,
+            workers: Workers::shared("notify", THREADS, OF_USER)?,
         })
     }
 
-    /// Sends notifications on another thread, which then runs `told`.
-    pub(crate) fn send(&self, stale: Vec<Invalidation>, told: impl FnOnce() + Send + 'static) {
+    /// Sends notifications of a change by `user`, if one is known, on another thread, which then runs
+    /// `told`.
+    pub(crate) fn send(
+        &self,
+        user: Option<u32>,
+        stale: Vec<Invalidation>,
+        told: impl FnOnce() + Send + 'static,
+    ) {
         let kernel = self.kernel.clone();
-        self.workers.run(move || {
+        self.workers.run_of(user, move || {
             kernel.invalidate(&stale);
             told();
         });
     }
 
-    /// Sends notifications, and waits until the kernel has them or patience ends.
-    pub(crate) fn send_and_wait(&self, stale: Vec<Invalidation>) {
+    /// Sends notifications of a change by `user`, and waits until the kernel has them or patience ends.
+    pub(crate) fn send_and_wait(&self, user: u32, stale: Vec<Invalidation>) {
         if stale.iter().all(Invalidation::is_of_attributes) {
             return self.kernel.invalidate_attributes(&stale);
         }
         let (sender, told) = channel();
-        self.send(stale.clone(), move || {
+        self.send(Some(user), stale.clone(), move || {
             // The receiver is gone if all names were invalidated instead.
             let _ = sender.send(());
         });
@@ -64,7 +73,7 @@ impl Notices {
     pub(crate) fn send_before_error(&self, stale: &[Invalidation]) {
         self.send_at_once(stale);
         if !stale.iter().all(Invalidation::is_of_attributes) {
-            self.send(stale.to_vec(), || {});
+            self.send(None, stale.to_vec(), || {});
         }
     }
 
@@ -96,7 +105,7 @@ mod tests {
         let began = Instant::now();
         let (sender, told) = channel();
         let stale = Invalidation::Listing(ROOT_INO);
-        notices.send(vec![stale], move || sender.send(()).unwrap());
+        notices.send(None, vec![stale], move || sender.send(()).unwrap());
         assert!(told.recv_timeout(PATIENCE).is_err());
         assert!(began.elapsed() < 10 * PATIENCE);
         drop(full);

@@ -25,6 +25,7 @@ use crate::protocol::negotiate::Agreed;
 use crate::protocol::{Answer, Header, Reply, Request, answer};
 use crate::server::barrier::Fences;
 use crate::server::control_calls::ControlCalls;
+use crate::server::credentials::Requester;
 use crate::server::directories::Directories;
 use crate::server::file_flags::FlagCall;
 use crate::server::files::Files;
@@ -129,16 +130,13 @@ impl Server {
         let (prefetch, counts) = (Arc::<Prefetch>::default(), Arc::<RequestCounts>::default());
         let (mapped, agreed) = (Arc::<Mapped>::default(), Arc::<OnceLock<Agreed>>::default());
         let kept_listings = Arc::<KeptListings>::default();
-        let shutdown = Arc::new(Shutdown::new(
-            kernel.clone(),
-            Arc::clone(&mapped),
-            Arc::clone(&kept_listings),
-        ));
         let negative_dentries = Arc::<NegativeDentries>::default();
         let probe_file = Arc::new(ProbeFile::new());
         let kept = || Arc::clone(&kept_listings);
         let directories = Directories::new(Arc::clone(&volume), Arc::clone(&prefetch), kept());
         let listings = Arc::new(Listings::new(Arc::clone(&volume), kernel.clone(), kept())?);
+        let told = (Arc::clone(&mapped), Arc::clone(&listings));
+        let shutdown = Arc::new(Shutdown::new(kernel.clone(), told.0, told.1));
         let names = Names {
             volume: Arc::clone(&volume),
             negative_dentries: Arc::clone(&negative_dentries),
@@ -395,7 +393,7 @@ impl Server {
         reply: impl FnOnce(Answer<Vec<u8>>) + Send + 'static,
     ) {
         self.count(header.opcode);
-        let (dir, requester) = (header.node, header.into());
+        let (dir, requester): (_, Requester) = (header.node, header.into());
         let call = match decode(number, data) {
             Ok(call) => call,
             Err(errno) => return reply(Err(errno)),
@@ -406,7 +404,7 @@ impl Server {
             let work = || controls.carry_out(&call, dir, requester);
             let carried_out = shutdown.of_call(number, work);
             reply(carried_out.map(|(stale, data)| {
-                notices.send_and_wait(stale);
+                notices.send_and_wait(requester.uid, stale);
                 data
             }));
         };
@@ -432,9 +430,14 @@ impl Server {
         self.shutdown.of_call(number, work)
     }
 
-    /// Sends invalidations on another thread, which then runs `told`.
-    pub(crate) fn tell(&self, stale: Vec<Invalidation>, told: impl FnOnce() + Send + 'static) {
-        self.notices.send(stale, told);
+    /// Sends invalidations after a request on another thread, which then runs `told`.
+    pub(crate) fn tell(
+        &self,
+        header: &Header,
+        stale: Vec<Invalidation>,
+        told: impl FnOnce() + Send + 'static,
+    ) {
+        self.notices.send(Some(header.uid), stale, told);
     }
 
     /// Makes everything durable on another thread, and hands the answer to `reply`. The kernel has

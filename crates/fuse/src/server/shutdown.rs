@@ -13,23 +13,26 @@
 //!
 //! A change that is under way meanwhile is answered `EIO`, and may have been made.
 //!
-//! The kernel forgets names, listings and pages afterwards, so that it asks again, and gets `EIO`. The root can
-//! still be opened and asked for its room, for `ramet stat` and `ramet umount`.
+//! The kernel forgets names, listings and pages afterwards, so that it asks again, and gets `EIO`. A
+//! directory whose lock a program holds is forgotten when the program lets go, and the shutdown does
+//! not wait for that. The root can still be opened and asked for its room, for `ramet stat` and
+//! `ramet umount`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use ramet_fs::control::STAT;
 use ramet_fs::{Capabilities, Ino, Invalidation, ROOT_INO, Volume};
 use rustix::io::Errno;
 
-use crate::cache::kept_listings::KeptListings;
 use crate::cache::mapped::Mapped;
 use crate::cache::notify::Kernel;
 use crate::protocol::{Answer, Request, answer};
 use crate::server::credentials::{Requester, caller_of};
+use crate::server::listings::Listings;
 
 /// The number of the ioctl.
 pub(crate) const SHUTDOWN: u32 = 0x8004_587d;
@@ -37,25 +40,24 @@ pub(crate) const SHUTDOWN: u32 = 0x8004_587d;
 const EVERYTHING: u32 = 0;
 const NOTHING: u32 = 2;
 
+/// How long a shutdown waits for listings that programs hold.
+const LISTING_PATIENCE: Duration = Duration::from_secs(1);
+
 /// The switch of a mount, which stays off once it is.
 pub(crate) struct Shutdown {
     is_down: AtomicBool,
     kernel: Kernel,
     mapped: Arc<Mapped>,
-    kept_listings: Arc<KeptListings>,
+    listings: Arc<Listings>,
 }
 
 impl Shutdown {
-    pub(crate) fn new(
-        kernel: Kernel,
-        mapped: Arc<Mapped>,
-        kept_listings: Arc<KeptListings>,
-    ) -> Self {
+    pub(crate) fn new(kernel: Kernel, mapped: Arc<Mapped>, listings: Arc<Listings>) -> Self {
         Self {
             is_down: AtomicBool::new(false),
             kernel,
             mapped,
-            kept_listings,
+            listings,
         }
     }
 
@@ -118,8 +120,8 @@ impl Shutdown {
         caller.capabilities.have(Capabilities::SYS_ADMIN)
     }
 
-    /// Shuts the volume down for the process that passed the address of the value. Waits for pages
-    /// and listings of the kernel.
+    /// Shuts the volume down for the process that passed the address of the value. Waits for pages of
+    /// the kernel, and a moment for listings.
     ///
     /// # Errors
     /// `EFAULT`, `EINVAL` for another value: the volume goes on then. The errors of the sync: the
@@ -143,9 +145,7 @@ impl Shutdown {
         let root = Invalidation::Attributes(ROOT_INO);
         self.kernel.invalidate_attributes(&[root]);
         self.drop_pages();
-        let dirs = self.kept_listings.dirs();
-        let listings: Vec<_> = dirs.into_iter().map(Invalidation::Listing).collect();
-        self.kernel.invalidate(&listings);
+        self.listings.drop_all(LISTING_PATIENCE);
         synced
     }
 
@@ -168,7 +168,42 @@ fn value_at(pid: u32, address: u64) -> Answer<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
+    use ramet_block::{Device, MemDevice};
+    use ramet_fs::{FormatOptions, OpenOptions};
+
     use super::*;
+    use crate::cache::kept_listings::KeptListings;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_shutdown_does_not_wait_for_a_program_that_holds_a_directory() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let (kernel, kept) = (Kernel::default(), Arc::<KeptListings>::default());
+        let (held, to_kernel) = std::io::pipe().unwrap();
+        // One page is left of the 16 of a pipe. Attributes of all directories fit, and the
+        // notifications that drop all listings do not: one waits, as for the lock of a directory.
+        rustix::io::write(&to_kernel, &vec![0; 15 << 12]).unwrap();
+        kernel.connect(Arc::new(to_kernel.into()));
+        for dir in 2..62 {
+            kept.note(Ino(dir), true);
+        }
+        let listings = Listings::new(Arc::clone(&volume), kernel.clone(), kept).unwrap();
+        let shutdown = Shutdown::new(kernel, Arc::default(), Arc::new(listings));
+        let (sender, done) = channel();
+        let thread = std::thread::spawn(move || {
+            let address = std::ptr::from_ref(&NOTHING).addr() as u64;
+            sender.send(shutdown.run(&volume, std::process::id(), address))
+        });
+        let done = done.recv_timeout(LONG);
+        drop(held);
+        assert_eq!(done, Ok(Ok(())));
+        thread.join().unwrap().unwrap();
+    }
 
     #[test]
     fn value_is_read_in_the_memory_of_the_process() {

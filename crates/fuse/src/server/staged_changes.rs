@@ -85,8 +85,12 @@ const LATE_OF_USER_MAX: usize = 2;
 /// Changes of one user, and of all users, that wait to be made.
 const OF_USER_MAX: usize = 64;
 const OF_ALL_MAX: usize = 1024;
-/// Threads that carry changes out, and threads that tell of deletions.
+/// Threads that carry changes out.
 const THREADS: usize = 4;
+/// Threads that tell of deletions, and threads that have entries dropped: of all users, and of one
+/// user. They wait for locks of directories, which programs may hold for ever.
+const TELLERS: usize = 8;
+const TELLERS_OF_USER: usize = 2;
 /// Inodes of which that thread tells the kernel before it may pause.
 const TOLD_AT_ONCE: usize = 256;
 /// Trees whose deletions wait to be told, of one user. The kernel is not told of more.
@@ -231,9 +235,9 @@ impl StagedChanges {
             changes: Mutex::default(),
             changed: Condvar::new(),
             counts: Arc::clone(counts),
-            teller: Workers::new("deleted", THREADS)?,
+            teller: Workers::shared("deleted", TELLERS, TELLERS_OF_USER)?,
             waiters: Workers::new("stage", WAITERS)?,
-            droppers: Workers::new("drop", THREADS)?,
+            droppers: Workers::shared("drop", TELLERS, TELLERS_OF_USER)?,
             has_ended: AtomicBool::new(false),
         });
         Ok(Self {
@@ -759,13 +763,24 @@ impl Shared {
 
     /// Has the kernel drop entries of a staged directory, on another thread.
     fn drop_soon(self: &Arc<Self>, node: u64, entries: Vec<Invalidation>) {
-        if let Some(staged) = self.changes.lock().by_node.get_mut(&node)
-            && std::mem::replace(&mut staged.is_being_told, true)
-        {
+        let user = {
+            let mut changes = self.changes.lock();
+            let Changes { by_node, left, .. } = &mut *changes;
+            if let Some(staged) = by_node.get_mut(&node) {
+                if std::mem::replace(&mut staged.is_being_told, true) {
+                    return;
+                }
+                Some(staged.plan.user)
+            } else {
+                left.get(&node).map(|left| left.user)
+            }
+        };
+        // The kernel has forgotten a directory without a user, and nobody reads it.
+        let Some(user) = user else {
             return;
-        }
+        };
         let shared = Arc::clone(self);
-        self.droppers.run(move || {
+        self.droppers.run_of(Some(user), move || {
             shared.kernel.invalidate(&entries);
             if let Some(staged) = shared.changes.lock().by_node.get_mut(&node) {
                 staged.is_being_told = false;
@@ -807,7 +822,7 @@ impl Shared {
             *untold += 1;
         }
         let shared = Arc::clone(self);
-        self.teller.run(move || {
+        self.teller.run_of(Some(user), move || {
             // The number of the victim is not given again before it is told, nor is that of a
             // directory below it.
             let top = victim.object.ino;

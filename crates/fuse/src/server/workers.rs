@@ -5,11 +5,15 @@
 //! from the start and stays. A program may wait for its answer with everything that keeps the system
 //! from having another thread.
 //!
+//! A job may wait for a lock that a program holds for ever. Workers with such jobs are
+//! [`Workers::shared`]: the jobs of one user have a part of the threads only, and wait for each
+//! other.
+//!
 //! Every job is done at some time, although the system may refuse threads: one thread of the
 //! process, the *starter*, tries again until there is one. A thread runs on every processor, in the
 //! usual class, although a thread of a ring may have started it.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{JoinHandle, ThreadId};
@@ -18,6 +22,12 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 type Job = Box<dyn FnOnce() + Send>;
+
+/// A job, and the user whose threads it takes.
+struct Queued {
+    user: Option<u32>,
+    job: Job,
+}
 
 /// How long a thread waits for a job before it ends.
 const IDLE_MAX: Duration = Duration::from_secs(5);
@@ -35,6 +45,8 @@ pub(crate) struct Workers {
 struct Crew {
     name: String,
     threads_max: usize,
+    /// Threads that the jobs of one user have at the same time.
+    of_user_max: usize,
     /// Threads that do not end without jobs.
     lasting: usize,
     idle_max: Duration,
@@ -45,7 +57,9 @@ struct Crew {
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Job>,
+    queue: VecDeque<Queued>,
+    /// By user: jobs under way.
+    running: HashMap<u32, usize>,
     threads: Vec<JoinHandle<()>>,
     /// Threads that wait for a job.
     idle: usize,
@@ -62,7 +76,20 @@ impl Workers {
     /// # Errors
     /// The system has no more threads.
     pub(crate) fn new(name: &str, threads_max: usize) -> std::io::Result<Self> {
-        Self::with(name, (0, threads_max), IDLE_MAX)
+        Self::with(name, (0, threads_max), threads_max, IDLE_MAX)
+    }
+
+    /// Up to `threads_max` threads, of which the jobs of one user have `of_user_max`, and none
+    /// without jobs.
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub(crate) fn shared(
+        name: &str,
+        threads_max: usize,
+        of_user_max: usize,
+    ) -> std::io::Result<Self> {
+        Self::with(name, (0, threads_max), of_user_max, IDLE_MAX)
     }
 
     /// One thread to `threads_max`.
@@ -70,17 +97,19 @@ impl Workers {
     /// # Errors
     /// The system has no more threads.
     pub(crate) fn lasting(name: &str, threads_max: usize) -> std::io::Result<Self> {
-        Self::with(name, (1, threads_max), IDLE_MAX)
+        Self::with(name, (1, threads_max), threads_max, IDLE_MAX)
     }
 
     fn with(
         name: &str,
         (lasting, threads_max): (usize, usize),
+        of_user_max: usize,
         idle_max: Duration,
     ) -> std::io::Result<Self> {
         let crew = Arc::new(Crew {
             name: name.to_owned(),
             threads_max,
+            of_user_max,
             lasting,
             idle_max,
             state: Mutex::default(),
@@ -98,8 +127,14 @@ impl Workers {
 
     /// Runs a job soon, on one of the threads, which goes on with the next one if it panics.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
+        self.run_of(None, job);
+    }
+
+    /// As [`Workers::run`], on one of the threads that the jobs of `user` may have, if one is known.
+    pub(crate) fn run_of(&self, user: Option<u32>, job: impl FnOnce() + Send + 'static) {
+        let job = Box::new(job);
         let mut state = self.crew.state.lock();
-        state.queue.push_back(Box::new(job));
+        state.queue.push_back(Queued { user, job });
         let started = self.crew.start_if_busy(&mut state);
         drop(state);
         self.crew.changed.notify_one();
@@ -112,10 +147,10 @@ impl Workers {
 }
 
 impl Crew {
-    /// Starts a thread if more jobs wait than threads, and there may be one more.
+    /// Starts a thread if more jobs may begin than threads wait, and there may be one more.
     fn start_if_busy(self: &Arc<Self>, state: &mut State) -> std::io::Result<()> {
         let is_full = state.threads.len() >= self.threads_max;
-        if state.queue.len() <= state.idle || is_full || state.has_ended {
+        if is_full || state.has_ended || !state.is_busy(self.of_user_max) {
             return Ok(());
         }
         self.start(state)
@@ -142,10 +177,12 @@ impl Crew {
     fn work(&self) {
         let mut state = self.state.lock();
         loop {
-            if let Some(job) = state.queue.pop_front() {
+            if let Some(Queued { user, job }) = state.begin_next(self.of_user_max) {
                 drop(state);
                 run_caught(job);
                 state = self.state.lock();
+                // The next job of the user may begin now, at the latest on this thread.
+                user.into_iter().for_each(|user| state.end_of(user));
                 continue;
             }
             if state.has_ended {
@@ -155,7 +192,8 @@ impl Crew {
             let waited = self.changed.wait_for(&mut state, self.idle_max);
             state.idle -= 1;
             let is_spare = state.threads.len() > self.lasting;
-            if waited.timed_out() && state.queue.is_empty() && is_spare && !state.has_ended {
+            let has_next = state.place_of_next(self.of_user_max).is_some();
+            if waited.timed_out() && !has_next && is_spare && !state.has_ended {
                 return state.take(std::thread::current().id());
             }
         }
@@ -163,6 +201,46 @@ impl Crew {
 }
 
 impl State {
+    /// Whether more jobs may begin than threads wait for one.
+    fn is_busy(&self, of_user_max: usize) -> bool {
+        let mut running = self.running.clone();
+        let may_begin = self.queue.iter().filter(|queued| {
+            let Some(user) = queued.user else {
+                return true;
+            };
+            let count = running.entry(user).or_default();
+            *count += 1;
+            *count <= of_user_max
+        });
+        may_begin.take(self.idle + 1).count() > self.idle
+    }
+
+    /// The place of the first job that may begin.
+    fn place_of_next(&self, of_user_max: usize) -> Option<usize> {
+        let count = |user: u32| self.running.get(&user).copied().unwrap_or(0);
+        let may_begin = |queued: &Queued| queued.user.is_none_or(|user| count(user) < of_user_max);
+        self.queue.iter().position(may_begin)
+    }
+
+    /// Takes the first job that may begin.
+    fn begin_next(&mut self, of_user_max: usize) -> Option<Queued> {
+        let queued = self.queue.remove(self.place_of_next(of_user_max)?)?;
+        if let Some(user) = queued.user {
+            *self.running.entry(user).or_default() += 1;
+        }
+        Some(queued)
+    }
+
+    /// A job of the user has ended.
+    fn end_of(&mut self, user: u32) {
+        if let Some(count) = self.running.get_mut(&user) {
+            *count -= 1;
+            if *count == 0 {
+                self.running.remove(&user);
+            }
+        }
+    }
+
     /// Takes a thread off the list, which ends. Nobody waits for its end.
     fn take(&mut self, id: ThreadId) {
         self.threads.retain(|thread| thread.thread().id() != id);
@@ -189,7 +267,7 @@ impl Drop for Workers {
         }
         drop(state);
         self.crew.changed.notify_all();
-        left.into_iter().for_each(run_caught);
+        left.into_iter().for_each(|queued| run_caught(queued.job));
         for thread in threads {
             if thread.join().is_err() {
                 tracing::error!("a worker thread panicked");
@@ -296,6 +374,35 @@ mod tests {
     }
 
     #[test]
+    fn jobs_of_a_user_that_wait_for_ever_leave_threads_to_the_others() {
+        const HELD: u32 = 1000;
+        let workers = Workers::shared("test", 3, 2).unwrap();
+        let (release, released) = channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        let (sender, done) = channel();
+        for _ in 0..10 {
+            let (released, sender) = (Arc::clone(&released), sender.clone());
+            workers.run_of(Some(HELD), move || {
+                let _ = released.lock().recv();
+                sender.send(HELD).unwrap();
+            });
+        }
+        for user in [0, 1001, 0, 1002] {
+            let sender = sender.clone();
+            workers.run_of(Some(user), move || sender.send(user).unwrap());
+        }
+        let all = sender.clone();
+        workers.run(move || all.send(7).unwrap());
+        for user in [0, 1001, 0, 1002, 7] {
+            assert_eq!(done.recv_timeout(LONG), Ok(user));
+        }
+        assert_eq!(workers.crew.state.lock().queue.len(), 8);
+        drop(release);
+        drop((workers, sender));
+        assert_eq!(done.iter().collect::<Vec<_>>(), [HELD; 10]);
+    }
+
+    #[test]
     fn a_job_that_panics_leaves_its_thread_to_the_next_one() {
         let workers = Workers::new("test", 1).unwrap();
         workers.run(|| panic!("on purpose"));
@@ -306,7 +413,7 @@ mod tests {
 
     #[test]
     fn threads_end_without_jobs_and_start_with_the_next_one() {
-        let workers = Workers::with("test", (0, 3), Duration::from_millis(1)).unwrap();
+        let workers = Workers::with("test", (0, 3), 3, Duration::from_millis(1)).unwrap();
         let begun = Instant::now();
         for _ in 0..50 {
             let (done, is_done) = channel();
@@ -321,7 +428,7 @@ mod tests {
 
     #[test]
     fn a_lasting_thread_is_there_from_the_start_and_stays() {
-        let workers = Workers::with("test", (1, 3), Duration::from_millis(1)).unwrap();
+        let workers = Workers::with("test", (1, 3), 3, Duration::from_millis(1)).unwrap();
         assert_eq!(threads(&workers.crew), 1);
         let together = Arc::new(std::sync::Barrier::new(3));
         for _ in 0..3 {

@@ -161,7 +161,7 @@ impl Front {
         let work = || {
             let (stale, data) = self.server().ioctl_untold(header, call)?;
             if !stale.is_empty() {
-                self.tell(stale);
+                self.tell(header, stale);
             }
             Ok(data)
         };
@@ -174,12 +174,12 @@ impl Front {
     }
 
     /// Sends invalidations, and waits until the kernel has them, a queue is stuck or patience ends.
-    fn tell(&self, stale: Vec<Invalidation>) {
+    fn tell(&self, header: &Header, stale: Vec<Invalidation>) {
         if stale.iter().all(Invalidation::is_of_attributes) {
             return self.server().invalidate_attributes(&stale);
         }
         let (sender, told) = channel();
-        self.server().tell(stale.clone(), move || {
+        self.server().tell(header, stale.clone(), move || {
             // The receiver is gone if all names were invalidated instead.
             let _ = sender.send(());
         });
