@@ -6,16 +6,27 @@
 //! every program that looks at the mount would wait for ever. A child has no such descriptor: when
 //! the server is killed, the connection ends, and with it the wait of the child. Nor does a child
 //! keep rings, which belong to threads of the server.
+//!
+//! A child begins with copies of the descriptors of its process and closes them. A file that another
+//! thread closes meanwhile is still open in the child, so an unmount could find the mount busy. So a
+//! child is made when the one before has closed its copies.
 
 use std::ffi::{CStr, CString};
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
+
+/// Held while a child has copies of the descriptors of this process.
+static COPIES: Mutex<()> = Mutex::new(());
+/// How long others wait for that. Closing a copy asks the file system of the file, which may hang.
+const COPIES_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The work of a child, as system calls alone.
 enum Errand<'a> {
@@ -45,22 +56,7 @@ pub fn unmount_in_child(dir: &Path, flags: u32) -> io::Result<()> {
 }
 
 fn run(errand: &Errand<'_>, patience: Option<Duration>) -> io::Result<()> {
-    // SAFETY: clone(2) with no flag but the signal of its end, as fork(2): the child gets a copy of
-    // the memory, in which it runs `do_errand` and nothing else. That makes system calls on values
-    // that were prepared here, and takes no lock and allocates nothing, so the state in which other
-    // threads left the memory does not matter. It does not return.
-    let child = unsafe {
-        let none: libc::c_ulong = 0;
-        let child = libc::syscall(libc::SYS_clone, libc::SIGCHLD, none, none, none, none);
-        if child == 0 {
-            do_errand(errand);
-        }
-        child
-    };
-    let child = i32::try_from(child).ok().and_then(Pid::from_raw);
-    let Some(child) = child.filter(|child| child.as_raw_nonzero().get() > 0) else {
-        return Err(io::Error::last_os_error());
-    };
+    let child = make_child(errand)?;
     if let Some(patience) = patience
         && !ends_within(child, patience)?
     {
@@ -85,6 +81,34 @@ fn run(errand: &Errand<'_>, patience: Option<Duration>) -> io::Result<()> {
     }
 }
 
+/// Makes a child that does the errand, and waits until it has closed its copies of descriptors.
+fn make_child(errand: &Errand<'_>) -> io::Result<Pid> {
+    let _copies = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
+    // The last copy of `kept` is the child's.
+    let (closed, kept) = io::pipe()?;
+    // SAFETY: clone(2) with no flag but the signal of its end, as fork(2): the child gets a copy of
+    // the memory, in which it runs `do_errand` and nothing else. That makes system calls on values
+    // that were prepared here, and takes no lock and allocates nothing, so the state in which other
+    // threads left the memory does not matter. It does not return.
+    let child = unsafe {
+        let none: libc::c_ulong = 0;
+        let child = libc::syscall(libc::SYS_clone, libc::SIGCHLD, none, none, none, none);
+        if child == 0 {
+            do_errand(errand, kept.as_raw_fd());
+        }
+        child
+    };
+    let child = i32::try_from(child).ok().and_then(Pid::from_raw);
+    let Some(child) = child.filter(|child| child.as_raw_nonzero().get() > 0) else {
+        return Err(io::Error::last_os_error());
+    };
+    drop(kept);
+    let patience = Timespec::try_from(COPIES_PATIENCE).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // A signal that ends the wait early does no harm but a busy mount.
+    let _ = poll(&mut [PollFd::new(&closed, PollFlags::IN)], Some(&patience));
+    Ok(child)
+}
+
 fn ends_within(child: Pid, patience: Duration) -> io::Result<bool> {
     let child = pidfd_open(child, PidfdFlags::empty())?;
     let end = Instant::now() + patience;
@@ -100,18 +124,20 @@ fn ends_within(child: Pid, patience: Duration) -> io::Result<bool> {
 }
 
 /// Does the errand, and ends the process with the error number of the call that failed, or with 0.
+/// All descriptors are closed before, `kept` as the last one. It is not 0.
 ///
 /// # Safety
 /// For a child that is a copy of one thread of this process, and does nothing else.
-unsafe fn do_errand(errand: &Errand<'_>) -> ! {
+unsafe fn do_errand(errand: &Errand<'_>, kept: RawFd) -> ! {
     // SAFETY: each call gets live strings and buffers of the lengths that are told, and the kernel
     // only reads them. No call takes a lock or allocates.
     unsafe {
         // The descriptors of this process, the mount's among them, are not to outlive it.
-        let last: libc::c_uint = libc::c_uint::MAX;
-        let closed = libc::syscall(libc::SYS_close_range, 0, last, 0);
+        let (kept, last) = (kept.cast_unsigned(), libc::c_uint::MAX);
+        let closed = [(0, kept - 1), (kept + 1, last), (kept, kept)]
+            .map(|(first, last)| libc::syscall(libc::SYS_close_range, first, last, 0));
         let failed = match errand {
-            _ if closed != 0 => true,
+            _ if closed != [0; 3] => true,
             Errand::Open(path, bytes) => {
                 let mode = match bytes {
                     [] => libc::O_RDONLY,
@@ -157,6 +183,34 @@ mod tests {
         let unmounted = unmount_in_child(dir.path(), 0).unwrap_err();
         let errno = unmounted.raw_os_error().unwrap();
         assert!([libc::EINVAL, libc::EPERM].contains(&errno), "{unmounted}");
+    }
+
+    #[test]
+    fn file_that_is_closed_while_a_child_begins_does_not_keep_its_mount() {
+        use rustix::mount::{MountFlags, mount};
+
+        let dir = tempfile::tempdir().unwrap();
+        let (other, path) = (tempfile::NamedTempFile::new().unwrap(), dir.path());
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..16 {
+                scope.spawn(|| {
+                    while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                        open_in_child(other.path(), b"", PATIENCE).unwrap();
+                    }
+                });
+            }
+            let rounds = (0..60).try_for_each(|_| {
+                mount("none", path, "tmpfs", MountFlags::empty(), None)?;
+                let file = std::fs::File::create(path.join("file"))?;
+                std::thread::sleep(Duration::from_micros(300));
+                drop(file);
+                unmount_in_child(path, 0)
+            });
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH);
+            rounds.unwrap();
+        });
     }
 
     #[test]
