@@ -70,7 +70,8 @@ pub struct Stats {
     #[serde(flatten)]
     pub paths: PathCounts,
     /// Names of the locks that readers or writers may wait for, with the longest hold and the longest
-    /// wait of each since the volume was opened.
+    /// wait of each since the volume was opened. The hold of a lookup is not counted, and the wait
+    /// for it is.
     #[serde(skip)]
     pub locks: Vec<(&'static str, LongestTimes)>,
     /// Why the volume takes no writes any more, if it does not.

@@ -4,8 +4,8 @@
 //! at a time and switches between them at every lock in ways that it chooses: see `shuttled.rs`.
 //! Atomics stay those of the standard library: all of them are counters and hints, and no data is
 //! published through them. The locks that readers or other writers may have to wait for are
-//! [`TimedMutex`]es, whose times `Stats` tells. The queue of reads ahead and the spare buffers have locks of their own,
-//! outside of the model (`store/jobs.rs`, `store/buffers.rs`).
+//! [`TimedMutex`]es, whose times `Stats` tells. The queue of reads ahead and the spare buffers have
+//! locks of their own, outside of the model (`store/jobs.rs`, `store/buffers.rs`).
 
 use std::ops::{Deref, DerefMut};
 
@@ -46,13 +46,26 @@ impl<T> TimedMutex<T> {
     }
 
     pub(crate) fn lock(&self) -> TimedGuard<'_, T> {
-        // The model has no time, so its threads wait uncounted.
-        #[cfg(all(shuttle, test))]
-        let try_lock = || Some(self.mutex.lock());
-        #[cfg(not(all(shuttle, test)))]
-        let try_lock = || self.mutex.try_lock();
-        let (guard, hold) = self.times.acquire(try_lock, || self.mutex.lock());
+        let (guard, hold) = self.times.acquire(|| self.try_lock(), || self.mutex.lock());
         TimedGuard { guard, _hold: hold }
+    }
+
+    /// As [`TimedMutex::lock`], for a look that takes about as long as a look at the clock. Its
+    /// hold is not counted.
+    pub(crate) fn lock_briefly(&self) -> MutexGuard<'_, T> {
+        self.times
+            .acquire_briefly(|| self.try_lock(), || self.mutex.lock())
+    }
+
+    #[cfg(not(all(shuttle, test)))]
+    fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.mutex.try_lock()
+    }
+
+    /// The model has no time, so its threads wait uncounted.
+    #[cfg(all(shuttle, test))]
+    fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        Some(self.mutex.lock())
     }
 
     pub(crate) fn longest(&self) -> LongestTimes {

@@ -60,13 +60,24 @@ impl LockTimes {
         try_lock: impl FnOnce() -> Option<G>,
         lock: impl FnOnce() -> G,
     ) -> (G, Hold<'_>) {
-        let guard = try_lock().unwrap_or_else(|| {
+        let guard = self.acquire_briefly(try_lock, lock);
+        (guard, self.begin())
+    }
+
+    /// As [`LockTimes::acquire`], for a hold so short that the clock would be a part of it: its
+    /// length is not noted. A thread that waits for it notes that.
+    #[inline]
+    pub fn acquire_briefly<G>(
+        &self,
+        try_lock: impl FnOnce() -> Option<G>,
+        lock: impl FnOnce() -> G,
+    ) -> G {
+        try_lock().unwrap_or_else(|| {
             let begun = Instant::now();
             let guard = lock();
             raise(&self.wait_ns, begun.elapsed());
             guard
-        });
-        (guard, self.begin())
+        })
     }
 
     /// Begins a hold of a lock that the caller has just taken.
@@ -125,6 +136,16 @@ mod tests {
             (longest.hold_ns, longest.wait_ns),
             (7_000_000_000, 3_000_000_000)
         );
+    }
+
+    #[test]
+    fn brief_hold_is_not_noted_and_the_wait_for_it_is() {
+        let times = LockTimes::default();
+        times.acquire_briefly(|| Some(()), || unreachable!("it is free"));
+        assert_eq!(times.longest(), LongestTimes::default());
+        times.acquire_briefly(|| None, || std::thread::sleep(Duration::from_millis(2)));
+        let LongestTimes { hold_ns, wait_ns } = times.longest();
+        assert!(hold_ns == 0 && wait_ns >= 2_000_000, "{hold_ns} {wait_ns}");
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Tree {
     /// `Io` and `Corrupt` when a node on the way cannot be read.
     pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
         let lookup = {
-            let state = self.inner.root.state.lock();
+            let state = self.inner.root.state.lock_briefly();
             DeferredLookup::new(
                 &self.inner.store.nodes,
                 (&state.buffer, &state.root),
@@ -56,7 +56,7 @@ impl Tree {
             true => key,
             false => self.window.key(&key).into_owned().into(),
         };
-        let state = self.inner.root.state.lock();
+        let state = self.inner.root.state.lock_briefly();
         DeferredLookup::new(
             &self.inner.store.nodes,
             (&state.buffer, &state.root),

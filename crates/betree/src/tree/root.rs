@@ -90,7 +90,7 @@ impl Root {
     }
 
     pub(crate) fn view(&self) -> View {
-        let state = self.state.lock();
+        let state = self.state.lock_briefly();
         View {
             buffer: RunView::Mem(Arc::new(state.buffer.clone())),
             root: state.root.clone(),

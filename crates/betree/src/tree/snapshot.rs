@@ -127,14 +127,16 @@ impl Scan {
     ///
     /// # Errors
     /// `Io` and `Corrupt` when a node on the way cannot be read; the scan is over then.
+    #[inline]
     pub fn advance(&mut self) -> Result<bool> {
         if self.failed {
             return Ok(false);
         }
         let done = self.scan.advance(&self.inner.store.prefetch);
-        self.failed = !matches!(done, Ok(true));
-        if !self.failed && !self.window.is_whole() {
-            self.window.show(self.scan.key(), &mut self.shown);
+        match done {
+            Ok(true) if self.window.is_whole() => {}
+            Ok(true) => self.window.show(self.scan.key(), &mut self.shown),
+            _ => self.failed = true,
         }
         done
     }
