@@ -176,7 +176,10 @@ fn seek_in_a_file_without_holes_leaves_its_pages() {
         assert_eq!(requests.get("LSEEK"), Some(&1), "{requests:?}");
         requests.get("READ").copied().unwrap_or(0)
     };
-    assert_eq!(reads(&dense), 0);
+    undisturbed(|| match reads(&dense) {
+        0 => Ok(()),
+        reads => Err(format!("{reads} reads of a file that the kernel has")),
+    });
     // A program may have stored into the hole through a mapping, and the kernel alone has it.
     assert!(reads(&sparse) > 0);
     mount.umount();
