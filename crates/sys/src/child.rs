@@ -186,34 +186,6 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_closed_while_a_child_begins_does_not_keep_its_mount() {
-        use rustix::mount::{MountFlags, mount};
-
-        let dir = tempfile::tempdir().unwrap();
-        let (other, path) = (tempfile::NamedTempFile::new().unwrap(), dir.path());
-        let is_over = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            for _ in 0..16 {
-                scope.spawn(|| {
-                    while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
-                        open_in_child(other.path(), b"", PATIENCE).unwrap();
-                    }
-                });
-            }
-            let rounds = (0..60).try_for_each(|_| {
-                mount("none", path, "tmpfs", MountFlags::empty(), None)?;
-                let file = std::fs::File::create(path.join("file"))?;
-                std::thread::sleep(Duration::from_micros(300));
-                drop(file);
-                unmount_in_child(path, 0)
-            });
-            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
-            let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH);
-            rounds.unwrap();
-        });
-    }
-
-    #[test]
     fn child_that_takes_too_long_is_left() {
         let dir = tempfile::tempdir().unwrap();
         let pipe = dir.path().join("pipe");

@@ -22,6 +22,14 @@ impl From<&Header> for Requester {
     }
 }
 
+/// The user of a request. A request on a mount that may be idmapped does not name it.
+pub(crate) fn user_of(requester: Requester) -> u32 {
+    match requester.uid {
+        NOBODY => caller_of(requester).uid,
+        uid => uid,
+    }
+}
+
 /// User, groups and capabilities of a process. They come from the process table; a process that
 /// cannot be seen there has the rights of the user that the request names, if it names one.
 pub(crate) fn caller_of(requester: Requester) -> Caller {
@@ -151,6 +159,15 @@ mod tests {
         let unseen = |uid| credentials_of(requester(uid, 0));
         assert_eq!(unseen(5).groups, [7]);
         assert_eq!([0, 5].map(|uid| unseen(uid).has_fsetid), [true, false]);
+    }
+
+    #[test]
+    fn user_that_a_request_does_not_name_is_that_of_its_process() {
+        let user = |uid, pid| user_of(Requester { uid, gid: 7, pid });
+        let here = rustix::process::geteuid().as_raw();
+        assert_eq!(user(NOBODY, std::process::id()), here);
+        assert_eq!(user(5, std::process::id()), 5);
+        assert_eq!(user(NOBODY, 0), NOBODY, "its process is not seen here");
     }
 
     #[test]

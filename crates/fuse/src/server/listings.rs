@@ -22,7 +22,7 @@ use crate::server::workers::Workers;
 /// Threads that send notifications, and those about directories of one owner.
 const THREADS: usize = 8;
 const OF_OWNER: usize = 2;
-/// Directories of one owner whose listings a thread drops, one after the other.
+/// Directories of one owner whose listings one thread drops at least.
 const AT_ONCE: usize = 16;
 /// The pause after a look, in times of the look, and the longest pause.
 const PAUSE_TIMES: u32 = 20;
@@ -32,6 +32,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 pub(crate) struct Listings {
     kept: Arc<KeptListings>,
     dropping: Arc<Dropping>,
+    /// One thread, which looks for the owners of many directories.
+    sorter: Workers,
     looking: Arc<Looking>,
     /// One thread, which looks at all directories and pauses.
     looker: Workers,
@@ -55,7 +57,8 @@ struct Dropping {
 
 impl Dropping {
     /// Has the kernel drop listings soon. Each job takes a copy of `told` along, and drops the copy
-    /// when the kernel has carried the notifications out.
+    /// when the kernel has carried the notifications out. The queue gets as many jobs for an owner as
+    /// there are threads for one: each job that comes looks through the queue.
     fn drop_soon<T: Clone + Send + 'static>(&self, dirs: Vec<Ino>, told: &T) {
         let mut by_owner = HashMap::<Option<u32>, Vec<Ino>>::new();
         for dir in dirs {
@@ -68,7 +71,8 @@ impl Dropping {
                 .push(dir);
         }
         for (owner, dirs) in by_owner {
-            for some in dirs.chunks(AT_ONCE) {
+            let len = dirs.len().div_ceil(OF_OWNER).max(AT_ONCE);
+            for some in dirs.chunks(len) {
                 let stale = some.iter().copied().map(Invalidation::Listing);
                 let (stale, kernel) = (stale.collect::<Vec<_>>(), self.kernel.clone());
                 let told = told.clone();
@@ -103,6 +107,7 @@ impl Listings {
         Ok(Self {
             kept,
             dropping,
+            sorter: Workers::new("sort", 1)?,
             looking: Arc::new(looking),
             looker: Workers::new("look", 1)?,
         })
@@ -119,7 +124,8 @@ impl Listings {
     pub(crate) fn looked_up(&self, dir: Ino) {
         let dirs = self.kept.looked_up(dir);
         if !dirs.is_empty() {
-            self.dropping.drop_soon(dirs, &());
+            let dropping = Arc::clone(&self.dropping);
+            self.sorter.run(move || dropping.drop_soon(dirs, &()));
         }
     }
 

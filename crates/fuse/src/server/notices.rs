@@ -53,13 +53,14 @@ impl Notices {
         });
     }
 
-    /// Sends notifications of a change by `user`, and waits until the kernel has them or patience ends.
-    pub(crate) fn send_and_wait(&self, user: u32, stale: Vec<Invalidation>) {
+    /// Sends notifications of a change by the `user`, and waits until the kernel has them or patience
+    /// ends. The user is looked up if the notifications wait for locks.
+    pub(crate) fn send_and_wait(&self, user: impl FnOnce() -> u32, stale: Vec<Invalidation>) {
         if stale.iter().all(Invalidation::is_of_attributes) {
             return self.kernel.invalidate_attributes(&stale);
         }
         let (sender, told) = channel();
-        self.send(Some(user), stale.clone(), move || {
+        self.send(Some(user()), stale.clone(), move || {
             // The receiver is gone if all names were invalidated instead.
             let _ = sender.send(());
         });

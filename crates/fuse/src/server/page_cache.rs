@@ -203,12 +203,14 @@ impl PageCache {
 
     /// As [`PageCache::clear_tail`], for a write. A write through the page of the tail holds the lock
     /// of the page until it is answered, if the page has no contents. No program sees such a page
-    /// before the kernel reads it.
+    /// before the kernel reads it. Where programs store into pages the wait is as long as ever: a
+    /// worker that gets no processor in time would leave the stored bytes.
     pub(crate) fn clear_tail_of_write(&self, exposed: Option<ExposedTail>) {
         let Some(exposed) = exposed else {
             return;
         };
-        let patience = if exposed.is_in_page {
+        let is_stored_into = self.mapped.is_written_back(exposed.tail.ino);
+        let patience = if exposed.is_in_page && !is_stored_into {
             OWN_PAGE_PATIENCE
         } else {
             TAIL_PATIENCE
@@ -238,6 +240,20 @@ impl PageCache {
         }
     }
 
+    /// Has a worker drop the page at `offset`, and waits for it, but not for long. The bytes that the
+    /// kernel writes back of it are masked.
+    fn drop_page(&self, node: Ino, offset: u64) {
+        let (sender, dropped) = channel();
+        let kernel = self.kernel.clone();
+        self.tail_workers.run(move || {
+            kernel.drop_pages(node, offset, 1);
+            let _ = sender.send(());
+        });
+        if dropped.recv_timeout(TAIL_PATIENCE).is_err() {
+            tracing::debug!(?node, "the page at the old end is locked");
+        }
+    }
+
     /// Has a worker put zeros into a page, and waits for it: until it begins, and then for
     /// `patience`, or twice that.
     ///
@@ -250,7 +266,7 @@ impl PageCache {
             Ok(zeros) => Arc::new(zeros),
             Err(error) => {
                 tracing::warn!(%error, ?node, "no memory to clear the old end of a file");
-                return;
+                return self.drop_page(node, offset);
             }
         };
         let (sender, cleared) = channel();
@@ -437,6 +453,24 @@ mod tests {
         // Zeros would come after the answer, so the page is read again instead.
         let codes = [(); 2].map(|()| next(&mut notifications));
         assert_eq!(codes, [STORE, INVAL_INODE]);
+    }
+
+    #[test]
+    fn a_write_into_a_page_that_programs_store_into_waits_as_long_as_ever() {
+        let (pages, _notifications) = page_cache();
+        hold_up(&pages);
+        pages.note_written_back(ROOT_INO);
+        let begin = Instant::now();
+        pages.clear_tail_of_write(exposed(&pages, 200));
+        assert!(begin.elapsed() >= TAIL_PATIENCE, "{:?}", begin.elapsed());
+    }
+
+    #[test]
+    fn page_that_is_not_cleared_is_dropped() {
+        let (pages, mut notifications) = page_cache();
+        pages.drop_page(ROOT_INO, 100);
+        drop(pages);
+        assert_eq!(next(&mut notifications), INVAL_INODE);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::protocol::negotiate::Agreed;
 use crate::protocol::{Answer, Header, Reply, Request, answer};
 use crate::server::barrier::Fences;
 use crate::server::control_calls::ControlCalls;
-use crate::server::credentials::Requester;
+use crate::server::credentials::{Requester, user_of};
 use crate::server::directories::Directories;
 use crate::server::file_flags::FlagCall;
 use crate::server::files::Files;
@@ -404,7 +404,7 @@ impl Server {
             let work = || controls.carry_out(&call, dir, requester);
             let carried_out = shutdown.of_call(number, work);
             reply(carried_out.map(|(stale, data)| {
-                notices.send_and_wait(requester.uid, stale);
+                notices.send_and_wait(|| user_of(requester), stale);
                 data
             }));
         };
@@ -437,7 +437,7 @@ impl Server {
         stale: Vec<Invalidation>,
         told: impl FnOnce() + Send + 'static,
     ) {
-        self.notices.send(Some(header.uid), stale, told);
+        self.notices.send(Some(user_of(header.into())), stale, told);
     }
 
     /// Makes everything durable on another thread, and hands the answer to `reply`. The kernel has

@@ -50,7 +50,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use ramet_fs::{
-    Attr, Caller, CloneMode, Error, Ino, Invalidation, Kind, NOBODY, Replaced, Result, STAGED_NAME,
+    Attr, Caller, CloneMode, Error, Ino, Invalidation, Kind, Replaced, Result, STAGED_NAME,
     StageReply, StageRequest, StagedObject, Time, Volume, check_name,
 };
 use rustix::fs::RenameFlags;
@@ -60,7 +60,7 @@ use crate::cache::negative_dentries::NegativeDentries;
 use crate::cache::notify::Kernel;
 use crate::protocol::{Answer, Header, Reply, Request, answer};
 use crate::server::clone_tokens::{CloneTokens, Source};
-use crate::server::credentials::{Requester, caller_of};
+use crate::server::credentials::{Requester, caller_of, user_of};
 use crate::server::listings::Listings;
 use crate::server::pauses::Pauses;
 use crate::server::request_counts::RequestCounts;
@@ -665,7 +665,7 @@ impl Shared {
             (staged.plan.dir.ino == header.node).then_some((node, staged.plan.user))
         };
         let (_, user) = is_here(&self.changes.lock())?;
-        if user_of(header) != user {
+        if user_of(header.into()) != user {
             return None;
         }
         let mut changes = self.changes.lock();
@@ -958,13 +958,5 @@ impl Drop for Moving<'_> {
         if let Some(staged) = self.shared.changes.lock().by_node.get_mut(&self.node) {
             staged.stage = Stage::Open;
         }
-    }
-}
-
-/// The user of a request. A request on a mount that may be idmapped does not name it.
-fn user_of(header: &Header) -> u32 {
-    match header.uid {
-        NOBODY => caller_of(header.into()).uid,
-        uid => uid,
     }
 }
