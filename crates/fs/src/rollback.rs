@@ -16,14 +16,14 @@ use crate::format::keys;
 use crate::namespace::numbers::Counters;
 use crate::ops::snapshots::SnapshotEntry;
 use crate::options::OpenOptions;
-use crate::volume::Volume;
+use crate::volume::{Volume, view};
 
 /// Makes the files of the volume on `device` those of the snapshot `name`, durably. Returns the
 /// snapshot that keeps the state before. All snapshots stay.
 ///
 /// # Errors
-/// `NotFound` when there is no such snapshot, and those of [`Volume::open`] and of the tree. The
-/// files are as before then, but there may be a snapshot more.
+/// `NotFound` when there is no such snapshot, those of a view of it, and those of [`Volume::open`]
+/// and of the tree. The files are as before then, but there may be a snapshot more.
 pub fn roll_back(
     device: Arc<dyn Device>,
     options: OpenOptions,
@@ -36,6 +36,8 @@ pub fn roll_back(
     };
     let volume = Volume::open(device, options)?;
     let rolled = volume.snapshots().find(name).and_then(|snapshot| {
+        // A snapshot that cannot be shown would be a volume that cannot be opened.
+        drop(view(&volume, name)?);
         let before = volume.snapshots().create_before_rollback()?;
         volume.tree().apply(rollback_to(&volume, &snapshot)?)?;
         Ok(before)
@@ -61,4 +63,38 @@ fn rollback_to(volume: &Volume, snapshot: &SnapshotEntry) -> Result<Batch> {
     }
     Counters::put_generation(&mut batch, generation);
     Ok(batch)
+}
+
+#[cfg(test)]
+mod tests {
+    use ramet_block::MemDevice;
+
+    use super::*;
+    use crate::format::ino::ROOT_INO;
+    use crate::options::FormatOptions;
+
+    #[test]
+    fn snapshot_without_its_root_is_refused_and_everything_stays() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 26));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let open = || Volume::open(Arc::clone(&device), OpenOptions::default());
+        let volume = open().unwrap();
+        let entry = volume.snapshots().create("damaged").unwrap();
+        let (base, root) = (keys::snapshot_base(entry.id), keys::root_record());
+        let mut batch = Batch::new();
+        batch.delete([&root[..1], &base, &root[1..]].concat());
+        volume.tree().apply(batch).unwrap();
+        volume.close().unwrap();
+        drop(volume);
+        let rolled = roll_back(Arc::clone(&device), OpenOptions::default(), "damaged");
+        assert!(matches!(rolled, Err(Error::Corrupt { .. })), "{rolled:?}");
+        let volume = open().unwrap();
+        assert_eq!(
+            volume.snapshots().count().unwrap(),
+            1,
+            "none before a rollback"
+        );
+        assert!(volume.attributes().getattr(ROOT_INO).is_ok());
+        volume.close().unwrap();
+    }
 }

@@ -14,6 +14,8 @@ use ramet_fs::{
     ROOT_INO, RenameMode, SetXattr, SnapshotRequest, Time, Volume, answer_snapshots, roll_back,
     view,
 };
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 /// An object as a reader sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -354,6 +356,54 @@ fn removals_in_any_order_give_the_space_of_snapshots_back() {
     clean(&volume);
 }
 
+#[test]
+fn a_policy_on_a_full_volume_removes_one_snapshot_at_most_beside_those_that_are_mounted() {
+    const HOUR: i64 = 3600;
+    let (device, first) = volume();
+    first.close().unwrap();
+    drop(first);
+    let hands = Arc::new(Hands::default());
+    let options = OpenOptions {
+        clock: Some(Arc::clone(&hands) as Arc<dyn Clock>),
+        ..OpenOptions::default()
+    };
+    let volume = Volume::open(device, options).unwrap();
+    let snapshots = volume.snapshots();
+    snapshots.set_policy("hourly=6".parse().unwrap()).unwrap();
+    for hour in 0..6 {
+        hands.0.store(hour * HOUR, Ordering::Relaxed);
+        snapshots.follow_policy(&mut Vec::new()).unwrap();
+    }
+    let all = snapshots.list().unwrap();
+    assert_eq!(all.len(), 6);
+    let mounted = all[..3].iter().map(|entry| view(&volume, &entry.name));
+    let mounted = mounted.collect::<Result<Vec<_>, _>>().unwrap();
+    snapshots.set_policy("hourly=3".parse().unwrap()).unwrap();
+
+    let file = make(&volume, ROOT_INO, "file", Kind::Regular).ino;
+    let noise = StdRng::seed_from_u64(7);
+    let bytes: Vec<u8> = noise.random_iter().take(1 << 20).collect();
+    let mut at = 0;
+    for len in [1 << 20, 1 << 12, 1] {
+        let bytes = &bytes[..len];
+        while volume.files().write(file, at, bytes, None).is_ok() {
+            at += len as u64;
+        }
+    }
+    hands.0.store(7 * HOUR, Ordering::Relaxed);
+    for _ in 0..5 {
+        let _ = snapshots.follow_policy(&mut Vec::new());
+    }
+    let left = snapshots.list().unwrap();
+    assert!(left.len() >= 5, "{left:?}");
+    assert!(
+        left.iter().all(|entry| entry.time.secs < 6 * HOUR),
+        "it is full"
+    );
+    drop(mounted);
+    volume.close().unwrap();
+}
+
 /// A clock that a test moves.
 #[derive(Debug, Default)]
 struct Hands(AtomicI64);
@@ -626,6 +676,32 @@ fn the_past_of_a_path_is_told_at_the_cost_of_its_changes() {
     assert_eq!(diff("s59", b"other").unwrap(), None);
     assert!(diff("s5", b"other").unwrap().is_some());
     assert!(matches!(diff("none", b"d"), Err(Error::NotFound)));
+}
+
+#[test]
+fn the_past_goes_on_where_a_snapshot_was_removed_between_two_pages() {
+    let (_device, volume) = volume();
+    let file = make(&volume, ROOT_INO, "file", Kind::Regular).ino;
+    let snapshots = volume.snapshots();
+    for number in 0..20 {
+        if number == 17 {
+            write(&volume, file, "changed");
+        }
+        snapshots.create(&format!("s{number}")).unwrap();
+    }
+    let log = |from| {
+        let path = b"file".to_vec();
+        let request = SnapshotRequest::Log { path, from };
+        let reply = answer_snapshots(snapshots, &request).unwrap();
+        let names = reply.changes.into_iter().map(|told| told.snapshot);
+        let names = names.map(|told| told.map_or("now".to_owned(), |told| told.name));
+        (names.collect::<Vec<_>>(), reply.next)
+    };
+    let (told, next) = log(0);
+    assert_eq!(told, ["s0"]);
+    assert_eq!(next, Some(16), "the last one of the first page");
+    snapshots.remove("s16").unwrap();
+    assert_eq!(log(16), (vec!["s17".to_owned()], None));
 }
 
 #[test]

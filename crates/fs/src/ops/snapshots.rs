@@ -87,6 +87,11 @@ pub(crate) struct Viewed {
 }
 
 impl Viewed {
+    /// Number of the snapshot, which no other one gets.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Whether the snapshot was removed. An answer may be wrong if this is true after it was made,
     /// and is right otherwise: the removal says so before it changes anything.
     pub(crate) fn is_gone(&self) -> bool {
@@ -442,7 +447,8 @@ impl Snapshots {
             let name = format!("{}-{}", period.word(), utc(now));
             let mut made = self.create_as(&name, made_by);
             // On a full volume the oldest one makes room for the new one.
-            if made.as_ref().is_err_and(takes_no_changes) && own.len() >= keep {
+            let is_full = made.as_ref().is_err_and(takes_no_changes);
+            if is_full && own.iter().filter(|entry| !self.is_mounted(entry)).count() >= keep {
                 outcome = self.prune_oldest(&mut own, changed);
                 made = self.create_as(&name, made_by);
             }
@@ -458,7 +464,7 @@ impl Snapshots {
         }
         let too_many = own.len().saturating_sub(keep);
         for entry in own.drain(..too_many) {
-            outcome = outcome.and(self.prune(&entry.name, changed).map(drop));
+            outcome = outcome.and(self.prune(&entry, changed).map(drop));
         }
         outcome
     }
@@ -466,7 +472,7 @@ impl Snapshots {
     /// Removes the oldest snapshot that is not mounted, also from the list.
     fn prune_oldest(&self, own: &mut Vec<SnapshotEntry>, changed: &mut Vec<String>) -> Result<()> {
         for at in 0..own.len() {
-            if self.prune(&own[at].name, changed)? {
+            if self.prune(&own[at], changed)? {
                 own.remove(at);
                 break;
             }
@@ -474,14 +480,25 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Removes a snapshot of the policy, unless it is mounted. Answers whether it is gone.
-    fn prune(&self, name: &str, changed: &mut Vec<String>) -> Result<bool> {
-        match self.remove(name) {
+    fn is_mounted(&self, entry: &SnapshotEntry) -> bool {
+        let viewed = self.viewed.lock();
+        viewed.get(&entry.id).is_some_and(|views| views.holding > 0)
+    }
+
+    /// Removes a snapshot of the policy, unless it is mounted. Answers whether it is gone: a user may
+    /// have removed it, and made another one with its name.
+    fn prune(&self, entry: &SnapshotEntry, changed: &mut Vec<String>) -> Result<bool> {
+        self.namespace.tree.admit(RECORDS_BYTES)?;
+        let _registry = self.registry.lock();
+        let stored = self.stored(&entry.name)?;
+        if stored.is_none_or(|record| record.id != entry.id) {
+            return Ok(true);
+        }
+        match self.remove_held(&entry.name) {
             Err(Error::Busy) => Ok(false),
-            Err(Error::NotFound) => Ok(true),
             done => {
                 done?;
-                changed.push(name.to_owned());
+                changed.push(entry.name.clone());
                 Ok(true)
             }
         }
@@ -575,6 +592,23 @@ mod tests {
         snapshots.prune_oldest(&mut own, &mut changed).unwrap();
         assert_eq!(changed, ["second", "first"]);
         assert_eq!(snapshots.list().unwrap().len(), 1);
+        volume.close().unwrap();
+    }
+
+    #[test]
+    fn the_policy_leaves_a_snapshot_that_a_user_made_with_the_name_of_its_own() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 26));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let snapshots = volume.snapshots();
+        let made_by = MadeBy::Policy(Period::Daily);
+        let mut own = vec![snapshots.create_as("first", made_by).unwrap()];
+        snapshots.remove("first").unwrap();
+        let of_user = snapshots.create("first").unwrap();
+        let mut changed = Vec::new();
+        snapshots.prune_oldest(&mut own, &mut changed).unwrap();
+        assert_eq!(changed, [""; 0]);
+        assert_eq!(snapshots.find("first").unwrap().id, of_user.id);
         volume.close().unwrap();
     }
 }

@@ -78,16 +78,17 @@ impl State {
 }
 
 /// The changes of the object at `path`, names joined by `/`, from snapshot to snapshot and to the
-/// volume of today; those behind the snapshot with the id `from` or the next one. The first call
-/// goes from 0, and tells the state in the oldest snapshot as added.
+/// volume of today; those behind the newest snapshot with an id up to `from`. The first call goes
+/// from 0, and tells the state in the oldest snapshot as added.
 ///
 /// # Errors
 /// `Invalid`, `Range` as [`crate::Controls::diff`], and those of the tree.
 pub(crate) fn log(snapshots: &Snapshots, path: &[u8], from: u64) -> Result<Past> {
     let names = names_of(path)?;
     let mut all = snapshots.list()?;
-    let first = all.iter().position(|entry| entry.id >= from);
-    let all = all.split_off(first.unwrap_or(all.len()));
+    // The snapshot at which the call before ended may have been removed since.
+    let first = all.iter().rposition(|entry| entry.id <= from);
+    let all = all.split_off(first.unwrap_or(0));
     let mut past = Past {
         next: all.get(AT_ONCE).map(|entry| entry.id),
         ..Past::default()
@@ -96,11 +97,14 @@ pub(crate) fn log(snapshots: &Snapshots, path: &[u8], from: u64) -> Result<Past>
     let mut before: Option<State> = None;
     let mut held = Vec::new();
     for entry in all.into_iter().take(AT_ONCE + 1) {
-        // A snapshot that is removed meanwhile is left out.
+        // A snapshot that is removed meanwhile is left out. Another one may have its name then.
         let view = match snapshots.view(&entry.name) {
             Err(Error::NotFound) => continue,
             view => view?.0,
         };
+        if view.id() != entry.id {
+            continue;
+        }
         held.push(view);
         let then = window(tree, keys::snapshot_base(entry.id)).snapshot();
         let state = State::of(then, &names)?;

@@ -85,6 +85,10 @@ impl Sending {
     fn then(&mut self, snapshots: &Snapshots, (name, path): (&str, &[u8])) -> Result<OfSnapshot> {
         let entry = snapshots.find(name)?;
         let (view, base) = snapshots.view(name)?;
+        // Another snapshot may have got the name in between.
+        if view.id() != entry.id {
+            return Err(Error::NotFound);
+        }
         let tree = window(snapshots.tree(), base).snapshot();
         let names = names_of(path)?;
         let then = Then::find(&tree, &names)?.ok_or(Error::NotFound)?;
