@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use std::{io, thread};
 
-use ramet_fs::Volume;
+use ramet_fs::{Snapshots, Volume};
 use tracing::{info, warn};
 
 /// Time between two looks. An hour's snapshot comes so much late at most.
@@ -21,19 +21,24 @@ pub fn follow(
     let volume = Arc::downgrade(volume);
     let thread = thread::Builder::new().name("policy".into());
     let looks = move || {
+        let mut told = Vec::new();
         // Nothing is stored through a mapping before the first look, right after the mount.
-        let mut goes_on = look(&volume, &|| Ok(()));
+        let mut goes_on = look(&volume, &|| Ok(()), &mut told);
         while goes_on {
             thread::sleep(PAUSE);
-            goes_on = look(&volume, &write_back);
+            goes_on = look(&volume, &write_back, &mut told);
         }
     };
     thread.spawn(looks).map(drop)
 }
 
 /// Makes and removes the snapshots of the policy, and collects forks; `false` when there is no
-/// volume any more.
-fn look(volume: &Weak<Volume>, write_back: &impl Fn() -> io::Result<()>) -> bool {
+/// volume any more. `told` has the snapshots that the look before warned of.
+fn look(
+    volume: &Weak<Volume>,
+    write_back: &impl Fn() -> io::Result<()>,
+    told: &mut Vec<String>,
+) -> bool {
     let Some(volume) = volume.upgrade() else {
         return false;
     };
@@ -50,10 +55,27 @@ fn look(volume: &Weak<Volume>, write_back: &impl Fn() -> io::Result<()>) -> bool
     if !changed.is_empty() {
         info!(?changed, "snapshots by the policy");
     }
+    warn_of_clock(snapshots, told);
     match volume.controls().forks().collect() {
         Ok(0) => {}
         Ok(count) => info!(count, "forks whose directories are gone"),
         Err(error) => warn!(%error, "forks whose directories are gone stay"),
     }
     true
+}
+
+/// Warns of snapshots that lie ahead of the clock, once.
+fn warn_of_clock(snapshots: &Snapshots, told: &mut Vec<String>) {
+    // An error was told as one of the policy.
+    let Ok(ahead) = snapshots.ahead_of_clock() else {
+        return;
+    };
+    let ahead: Vec<String> = ahead.into_iter().map(|entry| entry.name).collect();
+    if ahead.iter().any(|name| !told.contains(name)) {
+        warn!(
+            ?ahead,
+            "the policy made snapshots by a clock that was ahead, or the clock is behind"
+        );
+    }
+    *told = ahead;
 }

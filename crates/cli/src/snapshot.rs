@@ -15,7 +15,7 @@ use crate::args::{Snapshot, SnapshotName, SnapshotPolicy, SnapshotRollback, Snap
 use crate::budget::{budget, within};
 use crate::control::{Root, here, mounted, refuse_if_read_only};
 use crate::failure::{Failure, Outcome};
-use crate::output::say;
+use crate::output::{complain, say};
 use crate::owner;
 use crate::size::Size;
 use crate::volume_root::root_of;
@@ -217,8 +217,18 @@ fn policy(args: &SnapshotPolicy) -> Outcome {
         e => mounted(&place.dir, e),
     })?;
     let told = reply.policy.unwrap_or_default();
-    match args.json {
-        true => say!("{:#}", json!({ "policy": told })),
-        false => say!("{told}"),
+    let ahead: Vec<String> = reply.snapshots.into_iter().map(|told| told.name).collect();
+    if args.json {
+        return say!("{:#}", json!({ "policy": told, "ahead_of_clock": ahead }));
     }
+    say!("{told}")?;
+    for name in ahead {
+        let why = "made by a clock that was ahead, or the clock is behind: the policy goes on \
+                   without it";
+        complain(Failure::new(format!("snapshot {name:?}: {why}")));
+    }
+    if reply.next.is_some() {
+        complain("there are more of them: 'ramet snapshot list' tells all times");
+    }
+    Ok(())
 }

@@ -3,8 +3,11 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::process::Output;
+use std::sync::Arc;
 
-use ramet_e2e::{Bed, done, ramet_bin, refused, run, run_ok, text};
+use ramet_block::{Access, FileDevice};
+use ramet_e2e::{Bed, done, ramet_bin, refused, run, run_ok, text, until};
+use ramet_fs::{Clock, OpenOptions, Time, Volume};
 use serde_json::Value;
 
 const TRANSPORTS: [&str; 2] = ["io_uring", "no_io_uring"];
@@ -173,6 +176,62 @@ fn a_policy_stands_in_the_volume_and_the_daemon_follows_it() {
         .collect();
     assert_eq!(makers, ["hourly", "daily"]);
     mount.umount();
+    bed.fsck();
+}
+
+/// A clock at the end of 2035.
+#[derive(Debug)]
+struct Ahead;
+
+impl Clock for Ahead {
+    fn now(&self) -> Time {
+        Time {
+            secs: 2_080_000_000,
+            nanos: 0,
+        }
+    }
+}
+
+#[test]
+fn snapshot_of_a_clock_that_was_ahead_is_told_and_stops_no_policy() {
+    let bed = Bed::new("256M");
+    let device = FileDevice::open(bed.volume(), Access::ReadWrite).expect("it is there");
+    let options = OpenOptions {
+        clock: Some(Arc::new(Ahead)),
+        ..OpenOptions::default()
+    };
+    let volume = Volume::open(Arc::new(device), options).expect("it is whole");
+    let snapshots = volume.snapshots();
+    let policy = "daily=2".parse().expect("a policy");
+    snapshots.set_policy(policy).expect("there is room");
+    let mut made = Vec::new();
+    snapshots.follow_policy(&mut made).expect("there is room");
+    volume.close().expect("it is whole");
+    drop(volume);
+    assert_eq!(made.len(), 1);
+
+    let mount = bed.mount(&[]);
+    let root = text(mount.root()).to_owned();
+    until("the policy is followed", || list(&root).len() == 2);
+    let out = ramet(&["snapshot", "policy", &root]);
+    assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), "daily=2");
+    let noted = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(
+        noted.contains(&made[0]) && noted.contains("ahead"),
+        "{noted}"
+    );
+    let told = done(&["snapshot", "policy", "--json", &root]);
+    let told: Value = serde_json::from_str(&told).expect("JSON");
+    assert_eq!(told["ahead_of_clock"][0], made[0]);
+    done(&["snapshot", "rm", &root, &made[0]]);
+    let out = ramet(&["snapshot", "policy", &root]);
+    assert!(out.stderr.is_empty(), "{out:?}");
+    mount.umount();
+    let log = fs::read_to_string(bed.path().join("daemon.log")).expect("it is there");
+    let warned = log
+        .lines()
+        .filter(|line| line.contains("WARN") && line.contains(&made[0]));
+    assert_eq!(warned.count(), 1, "{log}");
     bed.fsck();
 }
 

@@ -454,11 +454,9 @@ fn a_policy_makes_snapshots_by_the_clock_and_removes_its_own_alone() {
     assert_eq!(of(Period::Hourly), [47, 48, 49]);
     assert_eq!(of(Period::Daily), [24, 48]);
     assert_eq!(snapshots.list().unwrap()[0].name, "mine");
-    // A clock that goes back, also beyond all that is kept, makes and removes nothing.
-    for hour in (0..48).rev() {
-        hands.0.store(hour * HOUR, Ordering::Relaxed);
-        assert_eq!(follow(), 0);
-    }
+    // A clock that is set back by an hour makes and removes nothing.
+    hands.0.store(48 * HOUR, Ordering::Relaxed);
+    assert_eq!(follow(), 0);
     assert_eq!(of(Period::Hourly), [47, 48, 49]);
     hands.0.store(1000 * HOUR, Ordering::Relaxed);
     assert_eq!(follow(), 4);
@@ -471,6 +469,48 @@ fn a_policy_makes_snapshots_by_the_clock_and_removes_its_own_alone() {
     hands.0.store(2001 * HOUR, Ordering::Relaxed);
     assert_eq!(follow(), 0);
     assert_eq!(of(Period::Daily).len(), 2);
+    clean(&volume);
+}
+
+#[test]
+fn snapshot_of_a_clock_that_was_ahead_stops_no_policy_and_goes_in_its_turn() {
+    const HOUR: i64 = 3600;
+    let (device, first) = volume();
+    first.close().unwrap();
+    drop(first);
+    let hands = Arc::new(Hands::default());
+    let options = OpenOptions {
+        clock: Some(Arc::clone(&hands) as Arc<dyn Clock>),
+        ..OpenOptions::default()
+    };
+    let volume = Volume::open(device, options).unwrap();
+    let snapshots = volume.snapshots();
+    snapshots.set_policy("hourly=3".parse().unwrap()).unwrap();
+    let at = |hour: i64| {
+        hands.0.store(hour * HOUR, Ordering::Relaxed);
+        snapshots.follow_policy(&mut Vec::new()).unwrap();
+        assert!(!snapshots.is_due().unwrap());
+        let all = snapshots.list().unwrap();
+        let hours: Vec<_> = all.iter().map(|entry| entry.time.secs / HOUR).collect();
+        let request = SnapshotRequest::Policy { set: None };
+        let told = answer_snapshots(snapshots, &request).unwrap().snapshots;
+        let ahead: Vec<_> = told.iter().map(|told| told.secs / HOUR).collect();
+        (hours, ahead)
+    };
+    const AHEAD: i64 = 500_000;
+    for hour in 100..103 {
+        at(hour);
+    }
+    assert_eq!(at(AHEAD), (vec![101, 102, AHEAD], vec![]));
+    // A snapshot of this hour is there.
+    assert_eq!(at(102), (vec![101, 102, AHEAD], vec![AHEAD]));
+    assert_eq!(at(103), (vec![102, AHEAD, 103], vec![AHEAD]));
+    assert_eq!(at(104), (vec![AHEAD, 103, 104], vec![AHEAD]));
+    assert_eq!(at(105), (vec![103, 104, 105], vec![]));
+    // A snapshot of a user is none of the policy.
+    hands.0.store(AHEAD * HOUR, Ordering::Relaxed);
+    snapshots.create("mine").unwrap();
+    assert_eq!(at(106), (vec![104, 105, AHEAD, 106], vec![]));
     clean(&volume);
 }
 

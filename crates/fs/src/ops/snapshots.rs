@@ -29,6 +29,10 @@ use crate::namespace::resolve::Namespace;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Shown, Transaction, lock_states};
 use crate::ops::times::Times;
 
+/// How far ahead of the clock a snapshot may lie and count as one of today: a clock is set back so
+/// much without having been wrong, or begins with the time that was stored before the last boot.
+const SLACK_SECS: i64 = 60 * 60;
+
 /// A snapshot, as users know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotEntry {
@@ -53,6 +57,12 @@ impl SnapshotEntry {
             time: record.time,
             made_by: record.made_by,
         }
+    }
+
+    /// Whether the policy made it while the clock was ahead of `now`.
+    fn is_ahead_of(&self, now: Time) -> bool {
+        let is_ahead = self.time.secs > now.secs.saturating_add(SLACK_SECS);
+        is_ahead && matches!(self.made_by, MadeBy::Policy(_))
     }
 }
 
@@ -415,11 +425,27 @@ impl Snapshots {
         Ok(wanted.any(|period| is_due(period, &all, now)))
     }
 
+    /// The snapshots of the policy that lie ahead of the clock by more than an hour, in the order in
+    /// which they were made: the clock is behind now, or was ahead when they were made. An empty
+    /// policy has none.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub fn ahead_of_clock(&self) -> Result<Vec<SnapshotEntry>> {
+        if self.policy()?.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (mut all, now) = (self.list()?, self.times.now());
+        all.retain(|entry| entry.is_ahead_of(now));
+        Ok(all)
+    }
+
     /// Makes the snapshots that the policy wants by now, and removes those of its own that it keeps
-    /// no longer. To be called every minute or so. A period in which the volume is not mounted gets
-    /// none, nor does one that is not later than that of the newest snapshot of its kind: a clock
-    /// that goes back removes nothing. Adds the names of the snapshots that were made and removed to
-    /// `changed`.
+    /// no longer, in the order in which they were made. To be called every minute or so. A period in
+    /// which the volume is not mounted gets none, nor does one that is not later than that of the
+    /// newest snapshot of its kind. One that lies ahead of the clock does not count there
+    /// ([`Snapshots::ahead_of_clock`]): a clock that was wrong once stops nothing. Adds the names of
+    /// the snapshots that were made and removed to `changed`.
     ///
     /// # Errors
     /// The first of those of [`Snapshots::create`] and [`Snapshots::remove`]. The other periods are
@@ -527,11 +553,12 @@ impl Snapshots {
     }
 }
 
-/// Whether the period of `now` is later than those of all snapshots that the policy made for it.
+/// Whether the period of `now` is later than those of all snapshots that the policy made for it and
+/// that do not lie ahead of the clock.
 fn is_due(period: Period, all: &[SnapshotEntry], now: Time) -> bool {
     let own = all
         .iter()
-        .filter(|entry| entry.made_by == MadeBy::Policy(period));
+        .filter(|entry| entry.made_by == MadeBy::Policy(period) && !entry.is_ahead_of(now));
     let newest = own.map(|entry| period.number_at(entry.time)).max();
     newest.is_none_or(|newest| newest < period.number_at(now))
 }

@@ -61,7 +61,7 @@ pub enum SnapshotRequest {
     },
     /// Serve a mount that shows a snapshot, along with the mount that the call is made on.
     Serve(MountToServe),
-    /// Tell the policy.
+    /// Tell the policy, and the snapshots of it that lie ahead of the clock.
     Policy {
         /// Store this one first: `hourly=24,daily=7`, or `none`.
         set: Option<String>,
@@ -159,7 +159,7 @@ impl From<Changed> for ToldChange {
 pub struct SnapshotReply {
     /// Snapshots.
     pub snapshots: Vec<ToldSnapshot>,
-    /// The id to go on from with the list, unless it is complete.
+    /// The id of the first snapshot that is left out, unless they are complete.
     pub next: Option<u64>,
     /// The policy.
     pub policy: Option<String>,
@@ -169,6 +169,15 @@ pub struct SnapshotReply {
 
 /// Snapshots in one answer: it fits an ioctl with the longest names.
 const LISTED_AT_ONCE: usize = 16;
+
+impl SnapshotReply {
+    /// Tells the first of these snapshots, and the one to go on from.
+    fn take(&mut self, mut all: Vec<SnapshotEntry>) {
+        self.next = all.get(LISTED_AT_ONCE).map(|entry| entry.id);
+        all.truncate(LISTED_AT_ONCE);
+        self.snapshots = all.into_iter().map(ToldSnapshot::from).collect();
+    }
+}
 
 /// Carries a request out, but for those that need more than the snapshots: restoring, comparing and
 /// serving a mount.
@@ -185,11 +194,9 @@ pub fn answer_snapshots(snapshots: &Snapshots, request: &SnapshotRequest) -> Res
         SnapshotRequest::List { from, exclusive } => {
             let mut all = snapshots.list()?;
             all.retain(|entry| entry.id >= *from);
-            reply.next = all.get(LISTED_AT_ONCE).map(|entry| entry.id);
-            all.truncate(LISTED_AT_ONCE);
-            let ids: Vec<u64> = all.iter().map(|entry| entry.id).collect();
-            reply.snapshots = all.into_iter().map(ToldSnapshot::from).collect();
+            reply.take(all);
             if *exclusive {
+                let ids: Vec<u64> = reply.snapshots.iter().map(|told| told.id).collect();
                 let bytes = snapshots.exclusive_bytes(&ids, *from == 0)?;
                 for (told, bytes) in reply.snapshots.iter_mut().zip(bytes) {
                     told.exclusive_bytes = Some(bytes);
@@ -210,6 +217,7 @@ pub fn answer_snapshots(snapshots: &Snapshots, request: &SnapshotRequest) -> Res
                 snapshots.set_policy(policy.map_err(|_| Error::Invalid("policy of snapshots"))?)?;
             }
             reply.policy = Some(snapshots.policy()?.to_string());
+            reply.take(snapshots.ahead_of_clock()?);
         }
     }
     Ok(reply)
