@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ramet_block::owner::{Contents, inspect};
-use ramet_block::{Access, Device, FileDevice, Overlay, SuperblockError};
+use ramet_block::{Access, Call, Device, FileDevice, Overlay, SuperblockError};
 use ramet_fs::{Examination, ExaminationStep, ExamineError, Examined, examine};
 use serde_json::json;
 
@@ -150,10 +150,11 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
 
 /// The failure for a volume without a usable superblock.
 pub fn refused(path: &Path, error: SuperblockError) -> Failure {
-    let damaged = matches!(
-        error,
-        SuperblockError::Corrupt { .. } | SuperblockError::NoneLeft(..)
-    );
+    let damaged = match &error {
+        SuperblockError::Corrupt { .. } | SuperblockError::NoneLeft(..) => true,
+        SuperblockError::Io(error) => error.call == Call::Read,
+        _ => false,
+    };
     judged(path, error, damaged)
 }
 
@@ -164,11 +165,11 @@ pub fn failed(path: &Path, error: ramet_fs::Error) -> Failure {
 }
 
 fn is_damage(error: &ramet_fs::Error) -> bool {
-    matches!(
-        error,
-        ramet_fs::Error::Corrupt { .. }
-            | ramet_fs::Error::Tree(ramet_betree::Error::Corrupt { .. })
-    )
+    match error {
+        ramet_fs::Error::Corrupt { .. } => true,
+        ramet_fs::Error::Tree(error) => error.is_of_a_read(),
+        _ => false,
+    }
 }
 
 fn judged(path: &Path, error: impl std::fmt::Display, damaged: bool) -> Failure {
@@ -177,4 +178,27 @@ fn judged(path: &Path, error: impl std::fmt::Display, damaged: bool) -> Failure 
     } else {
         status::FSCK_OPERATIONAL
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use ramet_block::DeviceError;
+
+    use super::*;
+
+    #[test]
+    fn sector_that_cannot_be_read_is_damage_and_a_failed_write_is_none() {
+        let error = |call| DeviceError::new(call, "a node", io::Error::other("bad sector"));
+        let path = Path::new("/dev/x");
+        let of_tree = |call| ramet_fs::Error::Tree(ramet_betree::Error::Io(error(call)));
+        for (call, status) in [
+            (Call::Read, status::FSCK_UNCORRECTED),
+            (Call::Write, status::FSCK_OPERATIONAL),
+        ] {
+            assert_eq!(failed(path, of_tree(call)).status, status);
+            assert_eq!(refused(path, error(call).into()).status, status);
+        }
+    }
 }

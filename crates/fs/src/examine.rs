@@ -2,7 +2,8 @@
 //!
 //! The examination opens the volume as a mount does, with recovery from the journal, and goes back
 //! to an older state where a newer one is lost. On an overlay that forgets all changes it tells
-//! the outcome of a repair; on the device itself it is the repair.
+//! the outcome of a repair; on the device itself it is the repair. Bytes that are damaged or cannot
+//! be read end it only where the volume cannot be opened without them.
 //!
 //! A repair may be killed at any time. All of its steps are those of a recovery or of a checkpoint,
 //! or leave a volume that the next repair takes up in the same state.
@@ -14,6 +15,7 @@ use ramet_block::{Budget, Device, SuperblockError};
 
 use crate::error::{Error, Result};
 use crate::options::OpenOptions;
+use crate::tools::check::Finding;
 use crate::tools::scrub::damaged;
 use crate::volume::Volume;
 
@@ -163,12 +165,25 @@ fn check(
         )),
     }
     if examination.files {
-        let files = volume.controls().check_within(memory_bytes)?.into_iter();
-        let told = files.map(|found| format!("{} {}", found.invariant, found.detail));
-        found.violations.extend(told);
+        found.violations.extend(check_files(&volume, memory_bytes)?);
     }
     volume.close()?;
     Ok(found)
+}
+
+/// Checks the invariants of the file system, up to the first node that cannot be read.
+fn check_files(volume: &Volume, memory_bytes: u64) -> Result<Vec<String>> {
+    match volume.controls().check_within(memory_bytes) {
+        Ok(files) => {
+            let tell = |found: Finding| format!("{} {}", found.invariant, found.detail);
+            Ok(files.into_iter().map(tell).collect())
+        }
+        // The damage that has a copy is to be repaired all the same.
+        Err(Error::Tree(error)) if error.is_of_a_read() => Ok(vec![format!(
+            "F1 the check of the files ended early: {error}"
+        )]),
+        Err(error) => Err(error),
+    }
 }
 
 /// Checks the tree of an open volume.

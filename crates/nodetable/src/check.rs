@@ -1,6 +1,6 @@
 //! Invariants of the node table, for fsck and tests.
 //!
-//! - N1: every page and record decodes, and every extent lies in the usable area.
+//! - N1: every page and record can be read and decodes, and every extent lies in the usable area.
 //! - N2: a record's count is the number of child entries that name it, plus one for the root.
 //! - N3: every node that is named is in the table.
 //! - N4: pages and extents of nodes are disjoint (S6), and the map is their complement (M2).
@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use ramet_block::PageRef;
+use ramet_block::{Call, PageRef};
 
 use crate::error::{Error, Result};
 use crate::page::Link;
@@ -41,14 +41,20 @@ impl NodeTable {
     /// meanwhile.
     ///
     /// # Errors
-    /// [`Error::Io`]. A corrupt page or record is a violation, N1.
+    /// None of a read: a page or record that is corrupt, or cannot be read, is a violation, N1.
     pub fn check(&self, progress: &mut dyn FnMut(u64)) -> Result<Vec<Violation>> {
         let writer = self.writer.lock();
-        let corrupt = |error| match error {
-            Error::Corrupt { .. } => Ok(vec![Violation::new("N1", error.to_string())]),
-            other => Err(other),
-        };
-        self.check_all(&writer, progress).or_else(corrupt)
+        self.check_all(&writer, progress).or_else(|error| {
+            let is_of_a_read = match &error {
+                Error::Corrupt { .. } => true,
+                Error::Io(failed) => failed.call == Call::Read,
+                _ => false,
+            };
+            match is_of_a_read {
+                true => Ok(vec![Violation::new("N1", error.to_string())]),
+                false => Err(error),
+            }
+        })
     }
 
     fn check_all(&self, writer: &Writer, progress: &mut dyn FnMut(u64)) -> Result<Vec<Violation>> {
@@ -197,7 +203,9 @@ impl Census {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use ramet_block::{Device, Extent, MemDevice, MetadataCopies};
 
@@ -206,9 +214,43 @@ mod tests {
 
     const USABLE: Extent = Extent::new(1 << 20, 15 << 20);
 
-    /// Twenty leaves under one skeleton.
+    /// A device that cannot be read while it is told so.
+    struct Unreadable {
+        below: MemDevice,
+        is_bad: AtomicBool,
+    }
+
+    impl Device for Unreadable {
+        fn len_bytes(&self) -> u64 {
+            self.below.len_bytes()
+        }
+
+        fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+            match self.is_bad.load(Ordering::Relaxed) {
+                true => Err(io::Error::other("a sector cannot be read")),
+                false => self.below.read_at(addr, buf),
+            }
+        }
+
+        fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+            self.below.write_at(addr, buf)
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            self.below.sync()
+        }
+
+        fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+            self.below.discard(addr, len_bytes)
+        }
+    }
+
     fn table() -> NodeTable {
-        let device: Arc<dyn Device> = Arc::new(MemDevice::new(USABLE.end()));
+        table_on(Arc::new(MemDevice::new(USABLE.end())))
+    }
+
+    /// Twenty leaves under one skeleton.
+    fn table_on(device: Arc<dyn Device>) -> NodeTable {
         let roots = NodeTable::format(&device, USABLE, MetadataCopies::Two).unwrap();
         let table = NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, false).unwrap();
         let node = |id, children: Vec<NodeId>| NewNode {
@@ -259,6 +301,23 @@ mod tests {
             writer.tree.insert(&record_key(NodeId(3)), &[9, 9]).unwrap();
         });
         assert_eq!(got, ["N1"]);
+    }
+
+    #[test]
+    fn n1_a_page_that_cannot_be_read() {
+        let device = Arc::new(Unreadable {
+            below: MemDevice::new(USABLE.end()),
+            is_bad: AtomicBool::new(false),
+        });
+        let table = table_on(device.clone());
+        table.store.forget_cached();
+        device.is_bad.store(true, Ordering::Relaxed);
+        let violations = table.check(&mut |_| {}).unwrap();
+        let [violation] = &violations[..] else {
+            panic!("{violations:?}")
+        };
+        assert_eq!(violation.invariant, "N1");
+        assert!(violation.detail.contains("reading node table page"));
     }
 
     #[test]

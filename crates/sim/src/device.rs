@@ -47,7 +47,7 @@ impl SparseDevice {
     }
 
     /// From now on the sector that holds `addr` cannot be read.
-    pub(crate) fn spoil_sector(&self, addr: u64) {
+    pub fn spoil_sector(&self, addr: u64) {
         *self.spoilt.lock() = Some(addr - addr % SECTOR_BYTES);
     }
 

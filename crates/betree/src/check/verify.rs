@@ -10,14 +10,15 @@
 //! - T6 A node that is referred to has a record of the kind and height that the reference says.
 //! - T7 The child list in the record of a node names the nodes to which the node refers.
 //! - T8 The key range of an interior node covers the keys that each edge to it shows.
-//! - T9 The bytes of a node carry the checksum in its record, and decode. So do those of its second copy.
+//! - T9 The bytes of a node can be read, carry the checksum in its record, and decode. So do those of
+//!   its second copy.
 //!
 //! T1, T2 and T4 within a node and T5 within a run are also checked by the decoders, so bytes that
 //! break them are found as T9. N-invariants are those of the node table.
 
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, if_readable};
 use crate::id_set::IdSet;
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
@@ -30,7 +31,7 @@ use crate::store::cache::NodeCache;
 use crate::store::store::Store;
 
 /// Checks all nodes below `root`, and the node table; a violation is one line that starts with the
-/// number of the invariant.
+/// number of the invariant. A node that cannot be read is a violation too.
 pub(crate) fn verify(
     store: &Store,
     root: Arc<Handle>,
@@ -42,7 +43,9 @@ pub(crate) fn verify(
     if root.is_recorded() {
         let id = root.id().0;
         let tell = |(addr, error)| format!("T9 node {id}: its copy at byte {addr}: {error}");
-        found.extend(store.nodes.bad_copies(&root)?.into_iter().map(tell));
+        // A record that cannot be read is told when the root is visited.
+        let bad = if_readable(store.nodes.bad_copies(&root))?.unwrap_or_default();
+        found.extend(bad.into_iter().map(tell));
     }
     while let Some(handle) = todo.pop() {
         if !seen.insert(handle.id()) {
@@ -51,12 +54,12 @@ pub(crate) fn verify(
         progress(seen.len());
         match check_node(store, &handle, &mut todo) {
             Ok(violations) => found.extend(violations),
-            Err(error @ Error::Io(_)) => return Err(error),
-            Err(error) => found.push(format!(
+            Err(error) if error.is_of_a_read() => found.push(format!(
                 "{} node {}: {error}",
                 number(&error),
                 handle.id().0
             )),
+            Err(error) => return Err(error),
         }
     }
     for violation in store.table.check(&mut |_| {})? {
@@ -70,6 +73,7 @@ fn number(error: &Error) -> &'static str {
     match error {
         // The record of the node is wrong or missing.
         Error::Corrupt { what, .. } if what.starts_with("node") => "T6",
+        Error::Io(error) if error.what.starts_with("node") => "T6",
         _ => "T9",
     }
 }
@@ -197,10 +201,8 @@ fn check_ranges(nodes: &NodeCache, handle: &Handle, node: &Skeleton) -> Result<V
         if child.node.kind() != Kind::Skeleton || !range.shares_prefix(child.translation.strip) {
             continue;
         }
-        let below = match nodes.skeleton(&child.node) {
-            Ok(below) => below,
-            Err(error @ Error::Io(_)) => return Err(error),
-            Err(_) => continue,
+        let Some(below) = if_readable(nodes.skeleton(&child.node))? else {
+            continue;
         };
         if !below.range().covers(&child.translation.range(&range)) {
             found.push(format!(

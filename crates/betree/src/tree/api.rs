@@ -350,7 +350,7 @@ impl Tree {
     /// violation.
     ///
     /// # Errors
-    /// `Io` when the device fails; corruption is reported as a violation.
+    /// None of a read: bytes that are bad or cannot be read are reported as a violation.
     pub fn verify(&self, progress: &mut dyn FnMut(u64)) -> Result<Vec<String>> {
         let root = self.inner.root.state.lock().root.clone();
         crate::check::verify::verify(&self.inner.store, root, progress)

@@ -18,7 +18,7 @@ use ramet_block::superblock::scrub_copies;
 use ramet_block::{Call, Superblock};
 use ramet_nodetable::{BadPage, TableRoots};
 
-use crate::error::{Error, Result, io_error};
+use crate::error::{Error, Result, if_readable, io_error};
 use crate::id_set::IdSet;
 use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
@@ -85,7 +85,7 @@ impl Tree {
     /// one is good, a line each. The next checkpoints write them anew.
     ///
     /// # Errors
-    /// `Corrupt` for the record of the root node.
+    /// None of a read: a record of the root node that is bad is told by [`Tree::verify`].
     pub fn bad_copies(&self) -> Result<Vec<String>> {
         let store = &self.inner.store;
         let sb = self.inner.checkpointer.superblock.lock();
@@ -96,7 +96,7 @@ impl Tree {
             .collect();
         let root = self.inner.root.state.lock().root.clone();
         if root.is_recorded()
-            && let [(addr, error)] = &store.nodes.bad_copies(&root)?[..]
+            && let Some([(addr, error)]) = if_readable(store.nodes.bad_copies(&root))?.as_deref()
         {
             told.push(format!(
                 "T9 copy of the root node at byte {addr}: {error}; the other copy is good"
