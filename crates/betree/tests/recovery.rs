@@ -145,11 +145,24 @@ fn a_recovery_that_ends_early_is_gone_on_with() {
     tree.close().unwrap();
 }
 
-/// The next mount after the loss of the newest superblock writes frames where the lost one did.
-#[test]
-fn frames_of_a_lost_epoch_do_not_come_back() {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
-    Tree::format(&device, &FormatOptions::default()).unwrap();
+/// Loses the superblock that counts, with both copies.
+fn lose_newest_superblock(device: &dyn Device) {
+    let lost = read_superblock(device).unwrap();
+    let copies = read_copies(device);
+    let is_lost = |slot: &usize| copies[*slot][0].as_ref().is_ok_and(|sb| *sb == lost);
+    let slot = (0..2).find(is_lost).unwrap();
+    for addr in SLOTS[slot] {
+        device.write_at(addr, &[0xaa; 4096]).unwrap();
+    }
+    read_superblock(device).expect_err("the newest one is lost");
+}
+
+/// Loses the newest superblock of a volume with frames behind it, and goes back. The next mount
+/// writes frames where the lost one did.
+fn lose_frames(go_back: impl FnOnce(&Arc<MemDevice>)) {
+    let device = Arc::new(MemDevice::new(8 << 20));
+    let as_device: Arc<dyn Device> = device.clone();
+    Tree::format(&as_device, &FormatOptions::default()).unwrap();
     let open = || {
         let options = OpenOptions {
             manual: true,
@@ -168,15 +181,8 @@ fn frames_of_a_lost_epoch_do_not_come_back() {
     put(&tree, "a", "lost");
     put(&tree, "b", "lost");
     std::mem::forget(tree);
-    let lost = read_superblock(&*device).unwrap();
-    let copies = read_copies(&*device);
-    let is_lost = |slot: &usize| copies[*slot][0].as_ref().is_ok_and(|sb| *sb == lost);
-    let slot = (0..2).find(is_lost).unwrap();
-    for addr in SLOTS[slot] {
-        device.write_at(addr, &[0xaa; 4096]).unwrap();
-    }
-    read_superblock(&*device).expect_err("the newest one is lost");
-    go_back(&*device).unwrap();
+    lose_newest_superblock(&*device);
+    go_back(&device);
 
     let tree = open();
     assert_eq!(tree.get(b"a").unwrap(), None);
@@ -185,4 +191,29 @@ fn frames_of_a_lost_epoch_do_not_come_back() {
     let tree = open();
     assert_eq!(tree.get(b"a").unwrap().unwrap(), "here");
     assert_eq!(tree.get(b"b").unwrap(), None);
+}
+
+#[test]
+fn frames_of_a_lost_epoch_do_not_come_back() {
+    lose_frames(|device| {
+        go_back(&**device).unwrap();
+    });
+}
+
+#[test]
+fn frames_of_a_lost_epoch_do_not_come_back_when_a_way_back_is_cut() {
+    for writes in 0..4 {
+        println!("cut after {writes} writes");
+        lose_frames(|device| {
+            let failing = Failing {
+                below: device.clone(),
+                superblocks: AtomicI64::new(writes),
+            };
+            go_back(&failing).expect_err("it is cut");
+            // A repair looks for the loss again; a mount needs none where it is not seen.
+            if read_superblock(&**device).is_err() {
+                go_back(&**device).unwrap();
+            }
+        });
+    }
 }

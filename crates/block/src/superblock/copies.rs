@@ -68,9 +68,10 @@ pub fn go_back(device: &dyn Device) -> Result<Superblock, SuperblockError> {
     // Openings that are not known any more have had other numbers, and other epochs: the next epoch
     // is no smaller than the number of its opening.
     sb.openings = sb.openings.max(sb.epoch).saturating_add(OPENINGS_LOST);
-    let generation = sb.generation;
-    for generation in [generation.saturating_sub(1), generation] {
-        sb.generation = generation;
+    // The lost slot first: as long as it has no superblock, the loss is told. The one that is left is
+    // written over only when the other slot has the new numbers.
+    for _ in 0..2 {
+        sb.generation += 1;
         write_superblock(device, &sb)?;
     }
     let synced = device.sync();
@@ -238,12 +239,18 @@ mod tests {
             matches!(lost, SuperblockError::NewestLost { generation: 5, .. }),
             "{lost}"
         );
-        assert_eq!(go_back(&device).unwrap().generation, 5);
-        let expected = Superblock {
+        assert_eq!(go_back(&device).unwrap().generation, 7);
+        let expected = |generation| Superblock {
             openings: sample(5).openings + OPENINGS_LOST,
+            generation,
             ..sample(5)
         };
-        assert_eq!(read_superblock(&device).unwrap(), expected);
+        assert_eq!(read_superblock(&device).unwrap(), expected(7));
+        for (slot, generation) in [(0, 6), (1, 7)] {
+            for copy in &read_copies(&device)[slot] {
+                assert_eq!(*copy.as_ref().unwrap(), expected(generation));
+            }
+        }
     }
 
     #[test]
