@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Output;
 
+use ramet_block::superblock::{SLOTS, Superblock};
 use ramet_e2e::{Bed, ramet_bin, run};
 
 /// Start of the journal, and the magic of a frame with its place in the header (docs/format.md).
@@ -150,4 +151,38 @@ fn a_zeroed_copy_of_metadata_costs_nothing_and_fsck_repairs_it() {
         damaged.fsck();
     }
     assert!(repaired >= 4, "{repaired}");
+}
+
+#[test]
+fn a_zeroed_copy_of_a_superblock_is_told_and_fsck_repairs_it() {
+    let bed = Bed::new("64M");
+    let mount = bed.mount(&[]);
+    std::fs::write(mount.root().join("f"), "text").expect("there is room");
+    mount.umount();
+    for (slot, copy) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        let damaged = bed.copied();
+        let volume = damaged.volume();
+        let path = volume.as_os_str();
+        let addr = SLOTS[slot][copy];
+        zero(&volume, addr);
+        let found = ramet(&["fsck".as_ref(), path]);
+        let text = told(&found);
+        assert_eq!(found.status.code(), Some(4), "{text}");
+        assert!(
+            text.contains(&format!("B1 copy of a superblock at byte {addr}")),
+            "{text}"
+        );
+        let repaired = ramet(&["fsck".as_ref(), "--repair".as_ref(), path]);
+        assert_eq!(repaired.status.code(), Some(1), "{}", told(&repaired));
+        let clean = ramet(&["fsck".as_ref(), path]);
+        assert_eq!(clean.status.code(), Some(0), "{}", told(&clean));
+        let image = File::open(&volume).expect("the image is there");
+        for (slot, addrs) in SLOTS.iter().enumerate() {
+            for addr in addrs {
+                let mut bytes = [0; BLOCK_BYTES as usize];
+                image.read_exact_at(&mut bytes, *addr).expect("it is read");
+                Superblock::decode(slot, &bytes).expect("it was written anew");
+            }
+        }
+    }
 }

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use ramet_block::superblock::{go_back, read_superblock};
+use ramet_block::superblock::{BadCopy, Superblock, bad_copies, go_back, read_superblock};
 use ramet_block::{Budget, Device, SuperblockError};
 
 use crate::error::{Error, Result};
@@ -81,7 +81,7 @@ pub fn examine(
     progress: &mut dyn FnMut(ExaminationStep, u64, u64),
 ) -> std::result::Result<Examined, ExamineError> {
     let mut lost = None;
-    match read_superblock(&*device) {
+    let superblock = match read_superblock(&*device) {
         Err(e @ SuperblockError::NewestLost { .. }) => {
             // The overlay is tried first: space that the older superblock names may have been given
             // back since.
@@ -90,6 +90,7 @@ pub fn examine(
         }
         chosen => chosen,
     }?;
+    let mut copies = bad_superblocks(&*device, &superblock);
     let rebuilt = if examination.rebuilds {
         rebuild(&device, budget, progress)?
     } else {
@@ -104,6 +105,10 @@ pub fn examine(
         (Err(error), None) => return Err(error.into()),
     };
     found.lost.extend(rebuilt);
+    if !examination.repairs {
+        copies.append(&mut found.violations);
+        found.violations = copies;
+    }
     match lost {
         Some(lost) if examination.repairs => found
             .lost
@@ -112,6 +117,18 @@ pub fn examine(
         None => {}
     }
     Ok(found)
+}
+
+/// Names the bad copies of superblocks, a line each. The opening of the volume writes them anew. A
+/// copy that a power cut may have left is none of them.
+fn bad_superblocks(device: &dyn Device, newest: &Superblock) -> Vec<String> {
+    let mut bad = bad_copies(device, newest);
+    bad.retain(|copy| !copy.may_be_cut_off);
+    let tell = |copy: BadCopy| {
+        let (addr, detail) = (copy.addr, copy.detail);
+        format!("B1 copy of a superblock at byte {addr}: {detail}; another copy is good")
+    };
+    bad.into_iter().map(tell).collect()
 }
 
 /// Makes the tables of the volume anew. Returns the things that were lost, a line each.

@@ -86,13 +86,21 @@ pub struct BadCopy {
     pub addr: u64,
     /// Its fault, in words.
     pub detail: String,
+    /// A power cut may have left the copy like this: it is no damage.
+    pub may_be_cut_off: bool,
     /// It was written again and reads back.
     pub is_repaired: bool,
 }
 
-/// Reads all copies again, on a volume whose durable superblock is `newest`, and writes those anew
-/// that are bad unless `read_only`: a copy of the newest from memory, one of the other slot from
-/// its twin, or as one more copy of the newest. Nobody may write superblocks meanwhile.
+/// Reads all copies again, on a volume whose durable superblock is `newest`, and returns those that
+/// are bad. Nobody may write superblocks meanwhile.
+pub fn bad_copies(device: &dyn Device, newest: &Superblock) -> Vec<BadCopy> {
+    let bad = judge_copies(device, newest).into_iter();
+    bad.map(|(copy, _)| copy).collect()
+}
+
+/// The same, and writes the bad copies anew unless `read_only`: a copy of the newest from memory,
+/// one of the other slot from its twin, or as one more copy of the newest.
 ///
 /// # Errors
 /// The answer of the device to a repair.
@@ -101,10 +109,29 @@ pub fn scrub_copies(
     newest: &Superblock,
     read_only: bool,
 ) -> io::Result<Vec<BadCopy>> {
-    let is_older = |sb: &Superblock| sb.uuid == newest.uuid && sb.generation < newest.generation;
-    let copies = read_copies(device);
     let mut found = Vec::new();
-    for (slot, pair) in copies.iter().enumerate() {
+    for (mut bad, right) in judge_copies(device, newest) {
+        if !read_only {
+            // The copies that are good must be durable before one is written.
+            if !failpoints::is_on(Fault::OpenWithoutSync) {
+                device.sync()?;
+            }
+            device.write_at(bad.addr, &right.encode())?;
+            device.sync()?;
+            let mut bytes = vec![0; BYTES];
+            device.read_at(bad.addr, &mut bytes)?;
+            bad.is_repaired = Superblock::decode(right.slot(), &bytes).is_ok_and(|sb| sb == right);
+        }
+        found.push(bad);
+    }
+    Ok(found)
+}
+
+/// The bad copies, each with the superblock that belongs there.
+fn judge_copies(device: &dyn Device, newest: &Superblock) -> Vec<(BadCopy, Superblock)> {
+    let is_older = |sb: &Superblock| sb.uuid == newest.uuid && sb.generation < newest.generation;
+    let mut found = Vec::new();
+    for (slot, pair) in read_copies(device).iter().enumerate() {
         let is_newest = slot == newest.slot();
         let is_good = |copy: &Copy| {
             copy.as_ref().is_ok_and(|sb| {
@@ -122,34 +149,32 @@ pub fn scrub_copies(
         } else if !is_newest {
             right.generation = newest.generation.saturating_sub(1);
         }
-        for (copy, addr) in pair.iter().zip(SLOTS[slot]) {
+        for (at, copy) in pair.iter().enumerate() {
             if is_good(copy) {
                 continue;
             }
+            // The last write was that of the second copy of the newest, for which a close does not
+            // wait, or that of a newer one to the first copy of the other slot.
+            let may_be_cut_off = match copy {
+                Ok(sb) => is_newest && at == 1 && is_older(sb),
+                Err(SuperblockError::Corrupt { .. }) => !newest.clean && is_newest == (at == 1),
+                Err(_) => false,
+            };
             let detail = match copy {
                 Ok(sb) => format!("generation {} of {:02x?}", sb.generation, sb.uuid),
+                Err(SuperblockError::NotAVolume) => "no magic bytes".into(),
                 Err(error) => error.to_string(),
             };
-            let mut is_repaired = false;
-            if !read_only {
-                // The copies that are good must be durable before one is written.
-                if !failpoints::is_on(Fault::OpenWithoutSync) {
-                    device.sync()?;
-                }
-                device.write_at(addr, &right.encode())?;
-                device.sync()?;
-                let mut bytes = vec![0; BYTES];
-                device.read_at(addr, &mut bytes)?;
-                is_repaired = Superblock::decode(slot, &bytes).is_ok_and(|sb| sb == right);
-            }
-            found.push(BadCopy {
-                addr,
+            let bad = BadCopy {
+                addr: SLOTS[slot][at],
                 detail,
-                is_repaired,
-            });
+                may_be_cut_off,
+                is_repaired: false,
+            };
+            found.push((bad, right.clone()));
         }
     }
-    Ok(found)
+    found
 }
 
 /// Writes `sb` to its slot. It counts, durably, on return; its second copy is durable with the
@@ -250,6 +275,44 @@ mod tests {
             for copy in &read_copies(&device)[slot] {
                 assert_eq!(*copy.as_ref().unwrap(), expected(generation));
             }
+        }
+    }
+
+    /// The copies that a check tells, by slot and place, of a device that is changed by `spoil`.
+    fn told(clean: bool, spoil: impl FnOnce(&MemDevice)) -> Vec<(u64, bool)> {
+        let device = MemDevice::new(16 << 20);
+        let newest = Superblock { clean, ..sample(6) };
+        write_superblock(&device, &sample(5)).unwrap();
+        write_superblock(&device, &newest).unwrap();
+        assert!(bad_copies(&device, &newest).is_empty());
+        spoil(&device);
+        let bad = bad_copies(&device, &read_superblock(&device).unwrap());
+        bad.iter()
+            .map(|copy| (copy.addr, copy.may_be_cut_off))
+            .collect()
+    }
+
+    #[test]
+    fn copy_that_a_power_cut_leaves_is_told_from_damage() {
+        let [newest, other] = SLOTS;
+        for clean in [false, true] {
+            // A power cut leaves no zeros, and no more than one copy that is torn.
+            for addr in SLOTS.into_iter().flatten() {
+                let zeros = |device: &MemDevice| device.write_at(addr, &[0; BYTES]).unwrap();
+                assert_eq!(told(clean, zeros), [(addr, false)]);
+                let torn = |device: &MemDevice| device.write_at(addr + 3000, &[7; 512]).unwrap();
+                let is_last = [newest[1], other[0]].contains(&addr);
+                assert_eq!(told(clean, torn), [(addr, is_last && !clean)]);
+            }
+            // The write of the last copy is lost.
+            let lost = |device: &MemDevice| {
+                device.write_at(newest[1], &sample(4).encode()).unwrap();
+            };
+            assert_eq!(told(clean, lost), [(newest[1], true)]);
+            let lost = |device: &MemDevice| {
+                device.write_at(newest[0], &sample(4).encode()).unwrap();
+            };
+            assert_eq!(told(clean, lost), [(newest[0], false)]);
         }
     }
 

@@ -20,7 +20,9 @@ mod format;
 
 pub use choose::{Copy, choose};
 pub(crate) use copies::are_copies_outdated;
-pub use copies::{BadCopy, go_back, read_copies, read_superblock, scrub_copies, write_superblock};
+pub use copies::{
+    BadCopy, bad_copies, go_back, read_copies, read_superblock, scrub_copies, write_superblock,
+};
 pub use format::{
     AREA_END, FORMAT_VERSION, JournalPos, MetadataCopies, SLOTS, Superblock, SuperblockError,
 };
