@@ -21,6 +21,7 @@ use crate::control::{
 };
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
+use crate::snapshot::LeftOut;
 use crate::staged::{self, Ended};
 use crate::volume_root::root_of;
 
@@ -308,21 +309,23 @@ pub fn log(args: &Log) -> Outcome {
     root.stats_json().map_err(|e| mounted(&args.path, e))?;
     root.write_back().map_err(|e| mounted(&args.path, e))?;
     let root = root_of(root, &args.path)?;
-    let (mut all, mut from) = (Vec::new(), Some(0));
+    let (mut all, mut from, mut left_out) = (Vec::new(), Some(0), LeftOut::default());
     while let Some(first) = from {
         let request = SnapshotRequest::Log {
             path: located.path.clone(),
             from: first,
         };
-        let reply = root
+        let mut reply = root
             .ask_snapshots(&request)
             .map_err(|e| looked_for(&args.path, "", e))?;
-        all.extend(reply.changes);
+        left_out = LeftOut::of(&mut reply);
+        all.append(&mut reply.changes);
         from = reply.next;
     }
     if args.json {
         let all: Vec<Value> = all.iter().map(as_value).collect();
-        return say!("{:#}", Value::from(all));
+        say!("{:#}", Value::from(all))?;
+        return left_out.tell();
     }
     for told in &all {
         let words = told.change.join(", ");
@@ -331,7 +334,7 @@ pub fn log(args: &Log) -> Outcome {
             None => say!("{:<16}  {words}", "now")?,
         }
     }
-    Ok(())
+    left_out.tell()
 }
 
 fn as_value(told: &ToldChange) -> Value {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use ramet_block::owner::Contents;
 use ramet_block::{Access, FileDevice};
 use ramet_fs::{
-    Policy, SnapshotReply, SnapshotRequest, ToldSnapshot, check_snapshot_name, roll_back,
+    Policy, SnapshotReply, SnapshotRequest, ToldDamage, ToldSnapshot, check_snapshot_name,
+    roll_back,
 };
 use rustix::io::Errno;
 use serde_json::{Value, json};
@@ -71,18 +72,53 @@ impl Place {
         Failure::new(format!("snapshot {name:?}: {why}"))
     }
 
-    fn all(&self, exclusive: bool) -> Outcome<Vec<ToldSnapshot>> {
-        let (mut all, mut from) = (Vec::new(), Some(0));
+    /// All snapshots, and those of them that are damaged.
+    fn all(&self, exclusive: bool) -> Outcome<(Vec<ToldSnapshot>, LeftOut)> {
+        let (mut all, mut left_out) = (Vec::new(), LeftOut::default());
+        let mut from = Some(0);
         while let Some(first) = from {
             let request = SnapshotRequest::List {
                 from: first,
                 exclusive,
             };
-            let reply = self.ask(&request).map_err(|e| mounted(&self.dir, e))?;
-            all.extend(reply.snapshots);
+            let mut reply = self.ask(&request).map_err(|e| mounted(&self.dir, e))?;
+            left_out = LeftOut::of(&mut reply);
+            all.append(&mut reply.snapshots);
             from = reply.next;
         }
-        Ok(all)
+        Ok((all, left_out))
+    }
+}
+
+/// Snapshots that an answer leaves out, since their records are damaged.
+#[derive(Debug, Default)]
+pub struct LeftOut {
+    first: Vec<ToldDamage>,
+    count: u64,
+}
+
+impl LeftOut {
+    /// Those of an answer. Each page of it tells all.
+    pub fn of(reply: &mut SnapshotReply) -> LeftOut {
+        LeftOut {
+            first: std::mem::take(&mut reply.damaged),
+            count: reply.damaged_count,
+        }
+    }
+
+    /// Fails if there are any, with their names.
+    pub fn tell(&self) -> Outcome {
+        if self.count == 0 {
+            return Ok(());
+        }
+        for told in &self.first {
+            let why = format!("snapshot '{}': {}", told.name, told.damage);
+            complain(Failure::new(why));
+        }
+        Err(Failure::new(format!(
+            "snapshots left out because of damage: {}; 'ramet snapshot rm' removes one",
+            self.count
+        )))
     }
 }
 
@@ -177,10 +213,14 @@ fn as_value(told: &ToldSnapshot) -> Value {
 }
 
 fn list(dir: Option<&Path>, as_json: bool, exclusive: bool) -> Outcome {
-    let all = Place::of(dir)?.all(exclusive)?;
+    let (all, left_out) = Place::of(dir)?.all(exclusive)?;
     if as_json {
-        let all: Vec<Value> = all.iter().map(as_value).collect();
-        return say!("{:#}", Value::from(all));
+        let mut all: Vec<Value> = all.iter().map(as_value).collect();
+        for told in &left_out.first {
+            all.push(json!({ "name": told.name, "damage": told.damage }));
+        }
+        say!("{:#}", Value::from(all))?;
+        return left_out.tell();
     }
     for told in &all {
         let bytes = told.exclusive_bytes.map(Size::new);
@@ -192,7 +232,7 @@ fn list(dir: Option<&Path>, as_json: bool, exclusive: bool) -> Outcome {
             told.name
         )?;
     }
-    Ok(())
+    left_out.tell()
 }
 
 fn policy(args: &SnapshotPolicy) -> Outcome {

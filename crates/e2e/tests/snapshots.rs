@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Output;
 use std::sync::Arc;
 
+use ramet_betree::Batch;
 use ramet_block::{Access, FileDevice};
 use ramet_e2e::{Bed, done, ramet_bin, refused, run, run_ok, text, until};
 use ramet_fs::{Clock, OpenOptions, Time, Volume};
@@ -232,6 +233,59 @@ fn snapshot_of_a_clock_that_was_ahead_is_told_and_stops_no_policy() {
         .lines()
         .filter(|line| line.contains("WARN") && line.contains(&made[0]));
     assert_eq!(warned.count(), 1, "{log}");
+    bed.fsck();
+}
+
+#[test]
+fn snapshot_with_a_damaged_record_is_told_and_can_be_removed() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let root = text(mount.root()).to_owned();
+    let file = mount.root().join("file");
+    fs::write(&file, "text").expect("there is room");
+    for name in ["one", "two", "three"] {
+        done(&["snapshot", "create", &root, name]);
+    }
+    mount.umount();
+    let device = FileDevice::open(bed.volume(), Access::ReadWrite).expect("it is there");
+    let volume = Volume::open(Arc::new(device), OpenOptions::default()).expect("it is whole");
+    let mut batch = Batch::new();
+    batch.put(&b"\x01\x02\x00two"[..], "damaged");
+    volume.tree().apply(batch).expect("there is room");
+    volume.close().expect("it is whole");
+    drop(volume);
+    let found = ramet(&["fsck", "--files", text(&bed.volume())]);
+    let told = String::from_utf8_lossy(&found.stdout).into_owned();
+    assert_eq!(found.status.code(), Some(4), "{told}");
+    assert!(told.contains("F16") && told.contains("two"), "{told}");
+
+    let mount = bed.mount(&[]);
+    for args in [
+        &["snapshot", "list", &root][..],
+        &["snapshot", "list", "--json", &root],
+        &["log", text(&file)],
+    ] {
+        let out = ramet(args);
+        assert_eq!(out.status.code(), Some(1), "{out:?}");
+        let (told, said) = (
+            String::from_utf8_lossy(&out.stdout),
+            String::from_utf8_lossy(&out.stderr),
+        );
+        assert!(told.contains("one"), "{told}");
+        assert!(said.contains("snapshot 'two'"), "{said}");
+        assert!(said.contains("left out because of damage: 1"), "{said}");
+    }
+    let views = mount.root().join(".ramet/snapshots");
+    let shown = fs::read_dir(&views).expect("it is there");
+    let shown: Vec<_> = shown.map(|one| one.expect("a name").file_name()).collect();
+    assert_eq!(shown, ["one", "three"]);
+    assert!(fs::metadata(views.join("two")).is_err());
+    let text_of = |name: &str| fs::read_to_string(views.join(name).join("file"));
+    assert_eq!(text_of("three").expect("it is there"), "text");
+    assert!(refused(&["snapshot", "create", &root, "two"]).contains("already"));
+    done(&["snapshot", "rm", &root, "two"]);
+    assert_eq!(names(&root), ["one", "three"]);
+    mount.umount();
     bed.fsck();
 }
 

@@ -102,7 +102,8 @@ pub use ops::merge_steps::MergeParts;
 pub use ops::names::Names;
 pub use ops::readdir::{DirEntry, Directories};
 pub use ops::rename::RenameMode;
-pub use ops::snapshots::{SnapshotEntry, Snapshots};
+pub use ops::snapshot_records::{DamagedSnapshot, SnapshotEntry};
+pub use ops::snapshots::Snapshots;
 pub use ops::staged::StagedObject;
 pub use ops::trees::Trees;
 pub use ops::xattr::{SetXattr, XATTR_BYTES_MAX};
@@ -128,7 +129,8 @@ pub use tools::mkfs::UnfinishedVolume;
 pub use tools::scrub::{Damaged, ScrubPage};
 pub use tools::send_calls::{SendPage, SendRequest};
 pub use tools::snapshot_calls::{
-    MountToServe, SnapshotReply, SnapshotRequest, ToldChange, ToldSnapshot, answer_snapshots,
+    MountToServe, SnapshotReply, SnapshotRequest, ToldChange, ToldDamage, ToldSnapshot,
+    answer_snapshots,
 };
 pub use tools::stage_calls::{Replaced, STAGED_NAME, StageReply, StageRequest};
 pub use volume::{

@@ -14,7 +14,7 @@ use ramet_block::Device;
 use crate::error::{Error, Result};
 use crate::format::keys;
 use crate::namespace::numbers::Counters;
-use crate::ops::snapshots::SnapshotEntry;
+use crate::ops::snapshot_records::SnapshotEntry;
 use crate::options::OpenOptions;
 use crate::volume::{Volume, view};
 

@@ -536,6 +536,31 @@ fn a_damaged_record_hides_no_other_fork() {
 }
 
 #[test]
+fn a_snapshot_with_a_damaged_record_keeps_the_forks_that_it_may_have_and_no_others_from_going() {
+    let (_, volume) = volume();
+    fill(&volume);
+    volume.snapshots().create("before").unwrap();
+    fork(&volume, "d/src", "one");
+    volume.snapshots().create("with one").unwrap();
+    fork(&volume, "d/src", "two");
+    let mut batch = ramet_betree::Batch::new();
+    batch.put(&b"\x01\x02\x00with one"[..], "damaged");
+    volume.tree().apply(batch).unwrap();
+    let trees = volume.trees();
+    for name in [&b"one"[..], b"two"] {
+        trees.remove_tree(&Caller::root(), ROOT_INO, name).unwrap();
+    }
+    let collect = || {
+        let collected = volume.controls().forks().collect().unwrap();
+        (collected, volume.controls().forks().count().unwrap())
+    };
+    assert_eq!(collect(), (1, 1));
+    volume.snapshots().remove("with one").unwrap();
+    assert_eq!(collect(), (1, 0));
+    is_whole(&volume);
+}
+
+#[test]
 fn a_full_volume_collects_forks() {
     let (_, volume) = volume();
     fill(&volume);

@@ -558,6 +558,8 @@ impl Forks {
 /// The snapshots that there are.
 struct Snapshots {
     ids: BTreeSet<u64>,
+    /// There are more of them, with any ids: their records are damaged.
+    has_damaged: bool,
     /// The id that the next one gets.
     next: u64,
 }
@@ -568,16 +570,23 @@ impl Snapshots {
         let prefix = keys::snapshot_records();
         let end = successor_of_prefix(&prefix);
         let mut scan = tree.scan(&prefix, end.as_deref());
-        let mut ids = BTreeSet::new();
+        let (mut ids, mut has_damaged) = (BTreeSet::new(), false);
         while scan.advance()? {
-            ids.insert(SnapshotRecord::decode(scan.value())?.id);
+            match SnapshotRecord::decode(scan.value()) {
+                Ok(record) => drop(ids.insert(record.id)),
+                Err(_) => has_damaged = true,
+            }
         }
-        Ok(Self { ids, next })
+        Ok(Self {
+            ids,
+            has_damaged,
+            next,
+        })
     }
 
-    /// Whether there is one with an id from `first` on and below `end`.
+    /// Whether there is one with an id from `first` on and below `end`, or may be.
     fn has_any(&self, first: u64, end: u64) -> bool {
-        first < end && self.ids.range(first..end).next().is_some()
+        first < end && (self.has_damaged || self.ids.range(first..end).next().is_some())
     }
 }
 

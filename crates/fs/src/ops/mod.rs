@@ -38,6 +38,7 @@ pub(crate) mod reshape;
 pub(crate) mod restore;
 pub(crate) mod settle;
 pub(crate) mod settle_thread;
+pub(crate) mod snapshot_records;
 pub(crate) mod snapshots;
 pub(crate) mod staged;
 pub(crate) mod streams;

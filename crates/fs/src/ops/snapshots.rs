@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use ramet_betree::{Batch, Seq, Span, Tree, exclusive_bytes, newest_seq, successor_of_prefix};
+use ramet_betree::{Batch, Seq, Span, Tree, exclusive_bytes, newest_seq};
 use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result};
@@ -27,44 +27,8 @@ use crate::format::snapshot::{
 use crate::namespace::numbers::{Numbers, takes_no_changes};
 use crate::namespace::resolve::Namespace;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Shown, Transaction, lock_states};
+use crate::ops::snapshot_records::{Records, SnapshotEntry, removal_of};
 use crate::ops::times::Times;
-
-/// How far ahead of the clock a snapshot may lie and count as one of today: a clock is set back so
-/// much without having been wrong, or begins with the time that was stored before the last boot.
-const SLACK_SECS: i64 = 60 * 60;
-
-/// A snapshot, as users know it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SnapshotEntry {
-    /// Its name.
-    pub name: String,
-    /// Its number. No other snapshot of the volume ever has it, and later ones have larger ones.
-    pub id: u64,
-    /// Sequence number of the journal: the snapshot has the changes up to it.
-    pub seq: Seq,
-    /// Time by the clock.
-    pub time: Time,
-    /// Its maker.
-    pub made_by: MadeBy,
-}
-
-impl SnapshotEntry {
-    fn new(name: &str, record: SnapshotRecord) -> Self {
-        Self {
-            name: name.to_owned(),
-            id: record.id,
-            seq: record.seq,
-            time: record.time,
-            made_by: record.made_by,
-        }
-    }
-
-    /// Whether the policy made it while the clock was ahead of `now`.
-    fn is_ahead_of(&self, now: Time) -> bool {
-        let is_ahead = self.time.secs > now.secs.saturating_add(SLACK_SECS);
-        is_ahead && matches!(self.made_by, MadeBy::Policy(_))
-    }
-}
 
 /// Snapshots of the volume.
 pub struct Snapshots {
@@ -164,7 +128,8 @@ impl Snapshots {
 
     /// The same for a caller that holds the registry.
     pub(super) fn create_held(&self, name: &str, made_by: MadeBy) -> Result<SnapshotEntry> {
-        if self.stored(name)?.is_some() {
+        let tree = &self.namespace.tree;
+        if tree.get(&keys::snapshot_record(name))?.is_some() {
             return Err(Error::Exists);
         }
         let counts = self.counts()?;
@@ -236,8 +201,8 @@ impl Snapshots {
         }
     }
 
-    /// Removes a snapshot. Atomic, durable with the next sync; the space that only the snapshot
-    /// uses comes back in the background.
+    /// Removes a snapshot, also one whose record is damaged. Atomic, durable with the next sync; the
+    /// space that only the snapshot uses comes back in the background.
     ///
     /// # Errors
     /// `NotFound`, `Busy` while it is viewed, and those of the tree.
@@ -249,28 +214,30 @@ impl Snapshots {
 
     /// The same for a caller that holds the registry.
     fn remove_held(&self, name: &str) -> Result<()> {
-        let record = self.stored(name)?.ok_or(Error::NotFound)?;
+        let removal = removal_of(&self.namespace.tree, name)?.ok_or(Error::NotFound)?;
         let viewed = self.viewed.lock();
-        let views = viewed.get(&record.id);
-        if views.is_some_and(|views| views.holding > 0) {
+        let views: Vec<_> = removal.ids.iter().filter_map(|id| viewed.get(id)).collect();
+        if views.iter().any(|views| views.holding > 0) {
             return Err(Error::Busy);
         }
         let counts = self.counts()?;
         let mut batch = Batch::new();
-        let base = keys::snapshot_base(record.id);
-        for index in keys::INDEXES {
-            if index != keys::DATA || !failpoints::is_on(Fault::SnapshotContentsKept) {
-                batch.delete_prefix([&[index], &base[..]].concat());
+        for id in &removal.ids {
+            let base = keys::snapshot_base(*id);
+            for index in keys::INDEXES {
+                if index != keys::DATA || !failpoints::is_on(Fault::SnapshotContentsKept) {
+                    batch.delete_prefix([&[index], &base[..]].concat());
+                }
             }
         }
-        batch.delete(keys::snapshot_record(name));
+        batch.delete(removal.key);
         let counts = SnapshotCounts {
             count: counts.count.saturating_sub(1),
             ..counts
         };
         batch.put(keys::snapshot_counts(), counts.encode());
         let tell = |is_gone| {
-            if let Some(views) = views {
+            for views in &views {
                 views.is_gone.store(is_gone, Ordering::SeqCst);
             }
         };
@@ -324,25 +291,17 @@ impl Snapshots {
         Ok(SnapshotEntry::new(name, record))
     }
 
-    /// All snapshots, in the order in which they were made.
+    /// All snapshots but those whose records are damaged, in the order in which they were made.
     ///
     /// # Errors
-    /// `Corrupt`, and those of the tree.
+    /// Those of the tree.
     pub fn list(&self) -> Result<Vec<SnapshotEntry>> {
-        let prefix = keys::snapshot_records();
-        let end = successor_of_prefix(&prefix);
-        let mut found = Vec::new();
-        for item in self.namespace.tree.scan(&prefix, end.as_deref()) {
-            let (key, value) = item?;
-            let name = std::str::from_utf8(&key[prefix.len()..]);
-            let name = name.map_err(|_| Error::Corrupt {
-                what: "name of a snapshot",
-                detail: format!("{key:?}"),
-            })?;
-            found.push(SnapshotEntry::new(name, SnapshotRecord::decode(&value)?));
-        }
-        found.sort_unstable_by_key(|entry| entry.id);
-        Ok(found)
+        Ok(self.records()?.whole)
+    }
+
+    /// All snapshots.
+    pub(crate) fn records(&self) -> Result<Records> {
+        Records::read(&self.namespace.tree)
     }
 
     /// The number of snapshots.
@@ -542,10 +501,10 @@ impl Snapshots {
         let stored = self.namespace.tree.get(&keys::snapshot_counts())?;
         match SnapshotCounts::decode(stored.as_ref()) {
             Err(Error::Corrupt { .. }) => {
-                let all = self.list()?;
+                let records = self.records()?;
                 Ok(SnapshotCounts {
-                    next_id: all.last().map_or(0, |last| last.id + 1),
-                    count: all.len() as u64,
+                    next_id: records.next_id(&self.namespace.tree)?,
+                    count: records.count(),
                 })
             }
             counts => counts,

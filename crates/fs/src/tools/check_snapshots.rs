@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
-use ramet_betree::{Snapshot, Tree, successor_of_prefix, window};
+use ramet_betree::{Tree, successor_of_prefix, window};
 
 use crate::error::Result;
 use crate::format::keys;
 use crate::format::snapshot::{SnapshotCounts, SnapshotRecord, check_snapshot_name};
+use crate::ops::snapshot_records::ids_in;
 use crate::tools::check::{Finding, Findings, check};
 
 /// Checks the live file system, all snapshots and their records.
@@ -41,9 +41,10 @@ fn check_records(tree: &Tree) -> Result<(BTreeMap<u64, String>, Vec<Finding>)> {
         SnapshotCounts::default()
     });
     let (prefix, mut found) = (keys::snapshot_records(), BTreeMap::new());
-    let end = successor_of_prefix(&prefix);
+    let (end, mut count) = (successor_of_prefix(&prefix), 0);
     for item in snapshot.scan(&prefix, end.as_deref()) {
         let (key, value) = item?;
+        count += 1;
         let name = String::from_utf8_lossy(&key[prefix.len()..]).into_owned();
         if name.as_bytes() != &key[prefix.len()..] || check_snapshot_name(&name).is_err() {
             wrong(format!("name {name:?}"));
@@ -60,31 +61,21 @@ fn check_records(tree: &Tree) -> Result<(BTreeMap<u64, String>, Vec<Finding>)> {
             Err(error) => wrong(format!("{name:?}: {error}")),
         }
     }
-    if found.len() as u64 != counts.count {
-        wrong(format!("{} snapshots, not {}", found.len(), counts.count));
+    if count != counts.count {
+        wrong(format!("{count} snapshots, not {}", counts.count));
     }
     for index in keys::INDEXES {
-        let mut rest = keys::snapshots(index);
-        let end = successor_of_prefix(&rest);
-        // One lookup for each snapshot: the keys of the next one begin behind those of this one.
-        while let Some(key) = first_key(&snapshot, &rest, end.as_ref())? {
-            let Some((id, _)) = keys::in_snapshot(&key) else {
-                wrong(format!("key {key:?}"));
-                break;
-            };
-            if !found.contains_key(&id) {
-                wrong(format!("keys of a snapshot {id}, which has no record"));
-            }
-            let all = [&[index], &keys::snapshot_base(id)[..]].concat();
-            rest = successor_of_prefix(&all).expect("an index is small");
+        let (ids, other) = ids_in(&snapshot, index)?;
+        for id in ids.iter().filter(|id| !found.contains_key(id)) {
+            wrong(format!(
+                "keys of a snapshot {id}, which has no whole record"
+            ));
+        }
+        if let Some(key) = other {
+            wrong(format!("key {key:?}"));
         }
     }
     Ok((found, findings.into_all()))
-}
-
-fn first_key(snapshot: &Snapshot, lo: &[u8], hi: Option<&Bytes>) -> Result<Option<Bytes>> {
-    let mut scan = snapshot.scan(lo, hi.map(|hi| &hi[..]));
-    Ok(scan.next().transpose()?.map(|(key, _)| key))
 }
 
 #[cfg(test)]

@@ -11,7 +11,8 @@ use ramet_block::Budget;
 
 use crate::error::{Error, Result};
 use crate::format::keys;
-use crate::ops::snapshots::{SnapshotEntry, Snapshots};
+use crate::ops::snapshot_records::{DamagedSnapshot, Records, SnapshotEntry};
+use crate::ops::snapshots::Snapshots;
 use crate::ops::then::{Then, names_of};
 use crate::tools::diff::{Change, Found, diff_then};
 
@@ -35,6 +36,8 @@ pub struct Past {
     pub changes: Vec<Changed>,
     /// The id of the snapshot to go on from, unless the volume of today was the last.
     pub next: Option<u64>,
+    /// Snapshots that are left out.
+    pub damaged: Vec<DamagedSnapshot>,
 }
 
 /// The path, as one tree has it.
@@ -85,12 +88,16 @@ impl State {
 /// `Invalid`, `Range` as [`crate::Controls::diff`], and those of the tree.
 pub(crate) fn log(snapshots: &Snapshots, path: &[u8], from: u64) -> Result<Past> {
     let names = names_of(path)?;
-    let mut all = snapshots.list()?;
+    let Records {
+        whole: mut all,
+        damaged,
+    } = snapshots.records()?;
     // The snapshot at which the call before ended may have been removed since.
     let first = all.iter().rposition(|entry| entry.id <= from);
     let all = all.split_off(first.unwrap_or(0));
     let mut past = Past {
         next: all.get(AT_ONCE).map(|entry| entry.id),
+        damaged,
         ..Past::default()
     };
     let tree = snapshots.tree();

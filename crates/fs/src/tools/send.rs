@@ -37,7 +37,7 @@ use sha2::{Digest, Sha256};
 use crate::error::{Error, Result};
 use crate::format::record::{Entry, Kind};
 use crate::format::stream::{CopyFrom, NewObject, StreamId, StreamItem};
-use crate::ops::snapshots::SnapshotEntry;
+use crate::ops::snapshot_records::SnapshotEntry;
 use crate::tools::diff::{Object, Side};
 
 use self::completion::Completion;

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::format::record::Time;
-use crate::ops::snapshots::{SnapshotEntry, Snapshots, utc};
+use crate::ops::snapshot_records::{DamagedSnapshot, SnapshotEntry};
+use crate::ops::snapshots::{Snapshots, utc};
 use crate::tools::history::{self, Changed};
 
 /// A request about snapshots.
@@ -154,6 +155,24 @@ impl From<Changed> for ToldChange {
     }
 }
 
+/// A snapshot in an answer that cannot be shown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToldDamage {
+    /// The name by which it is removed.
+    pub name: String,
+    /// The damaged part.
+    pub damage: String,
+}
+
+impl From<DamagedSnapshot> for ToldDamage {
+    fn from(damaged: DamagedSnapshot) -> Self {
+        Self {
+            name: damaged.name,
+            damage: damaged.damage.to_owned(),
+        }
+    }
+}
+
 /// The answer to a [`SnapshotRequest`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotReply {
@@ -165,10 +184,19 @@ pub struct SnapshotReply {
     pub policy: Option<String>,
     /// Changes of an object.
     pub changes: Vec<ToldChange>,
+    /// The first of the snapshots that a list or the past of an object leaves out, since their
+    /// records are damaged.
+    #[serde(default)]
+    pub damaged: Vec<ToldDamage>,
+    /// Number of all of these.
+    #[serde(default)]
+    pub damaged_count: u64,
 }
 
 /// Snapshots in one answer: it fits an ioctl with the longest names.
 const LISTED_AT_ONCE: usize = 16;
+/// Damaged ones that stand in an answer beside them.
+const DAMAGED_AT_ONCE: usize = 4;
 
 impl SnapshotReply {
     /// Tells the first of these snapshots, and the one to go on from.
@@ -176,6 +204,12 @@ impl SnapshotReply {
         self.next = all.get(LISTED_AT_ONCE).map(|entry| entry.id);
         all.truncate(LISTED_AT_ONCE);
         self.snapshots = all.into_iter().map(ToldSnapshot::from).collect();
+    }
+
+    fn take_damaged(&mut self, damaged: Vec<DamagedSnapshot>) {
+        self.damaged_count = damaged.len() as u64;
+        let told = damaged.into_iter().take(DAMAGED_AT_ONCE);
+        self.damaged = told.map(ToldDamage::from).collect();
     }
 }
 
@@ -192,9 +226,10 @@ pub fn answer_snapshots(snapshots: &Snapshots, request: &SnapshotRequest) -> Res
         }
         SnapshotRequest::Remove { name } => snapshots.remove(name)?,
         SnapshotRequest::List { from, exclusive } => {
-            let mut all = snapshots.list()?;
-            all.retain(|entry| entry.id >= *from);
-            reply.take(all);
+            let mut records = snapshots.records()?;
+            records.whole.retain(|entry| entry.id >= *from);
+            reply.take(records.whole);
+            reply.take_damaged(records.damaged);
             if *exclusive {
                 let ids: Vec<u64> = reply.snapshots.iter().map(|told| told.id).collect();
                 let bytes = snapshots.exclusive_bytes(&ids, *from == 0)?;
@@ -206,6 +241,7 @@ pub fn answer_snapshots(snapshots: &Snapshots, request: &SnapshotRequest) -> Res
         SnapshotRequest::Log { path, from } => {
             let past = history::log(snapshots, path, *from)?;
             reply.next = past.next;
+            reply.take_damaged(past.damaged);
             reply.changes = past.changes.into_iter().map(ToldChange::from).collect();
         }
         SnapshotRequest::Restore { .. }
