@@ -44,6 +44,8 @@ mod key;
 mod node;
 mod paths;
 mod read;
+#[cfg(test)]
+mod rebuild_tests;
 mod reshape;
 mod shape;
 #[cfg(all(shuttle, test))]

@@ -59,6 +59,10 @@ impl NodeTable {
 
     fn check_all(&self, writer: &Writer, progress: &mut dyn FnMut(u64)) -> Result<Vec<Violation>> {
         let (mut violations, mut taken) = verify_tree(&writer.tree)?;
+        // A tree that names a page twice has no order of keys to go by.
+        if violations.iter().any(|found| found.invariant == "S4") {
+            return Ok(violations);
+        }
         let mut census = Census::default();
         let mut nodes = 0;
         for entry in writer.tree.range(&[]) {

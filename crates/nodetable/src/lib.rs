@@ -59,6 +59,8 @@ mod commit;
 mod damaged;
 mod edit;
 mod error;
+#[cfg(test)]
+mod forged_tests;
 mod free_map;
 mod held_pages;
 #[cfg(test)]
@@ -82,6 +84,7 @@ mod verify;
 pub use commit::Commit;
 pub use error::{Error, Result};
 pub use pin::TablePin;
+pub use rebuild::OldTable;
 pub use record::{NewNode, NodeId, NodeKind, NodeRecord};
 pub use scrub::BadPage;
 pub use table::{NodeTable, SpaceStats, TableRoots};

@@ -1,5 +1,7 @@
 //! Reading every page of a checkpoint again.
 
+use std::collections::HashSet;
+
 use ramet_block::PageRef;
 
 use crate::error::Error;
@@ -7,6 +9,8 @@ use crate::free_map::FREE_MAP_SHAPE;
 use crate::page::{Link, Shape};
 use crate::record::SHAPE;
 use crate::table::{NodeTable, TableRoots};
+
+const SEVERAL_POINTERS: &str = "S4: it has several pointers";
 
 /// A copy of a page whose bytes are bad.
 #[derive(Debug)]
@@ -21,7 +25,7 @@ impl NodeTable {
     /// Reads both copies of all pages of the durable checkpoint with these roots from the device, also
     /// of those in the cache. The caller keeps it the newest one meanwhile. Returns the bytes read and
     /// the bad copies. A page with one good copy is written anew by the next commit. Pages below a
-    /// lost page are left out.
+    /// lost page are left out. Each page is read once: a second pointer to it is told as S4.
     #[must_use]
     pub fn scrub(&self, roots: TableRoots) -> (u64, Vec<BadPage>) {
         let mut todo: Vec<(Shape, PageRef, Option<u8>)> =
@@ -31,8 +35,17 @@ impl NodeTable {
                 .map(|(shape, root)| (shape, root, None))
                 .collect();
         let (mut read_bytes, mut bad) = (0, Vec::new());
+        let mut seen = HashSet::new();
         while let Some((shape, at, height)) = todo.pop() {
             let name = shape.structure.name();
+            // Keeps the walk short.
+            if !seen.insert(at.addr) {
+                bad.push(BadPage {
+                    error: Error::corrupt(name, at.addr, SEVERAL_POINTERS),
+                    has_copy: false,
+                });
+                continue;
+            }
             let mut good = None;
             let mut failed = Vec::new();
             for addr in at.copies() {

@@ -110,12 +110,12 @@ impl<S> ShadowTree<S> {
     /// The entries from `start` on, in order. The iterator works on a snapshot.
     #[must_use]
     pub fn range(&self, start: &[u8]) -> Range<'_, S> {
-        let stack = Vec::new();
         let pending = self.root.clone().map(|link| (link, start.into()));
         Range {
             tree: self,
-            stack,
+            stack: Vec::new(),
             pending,
+            bound: Box::default(),
         }
     }
 
@@ -220,10 +220,15 @@ fn pair(entry: &LeafEntry) -> KeyValue {
 }
 
 /// Entries of a tree in order; see [`ShadowTree::range`].
+///
+/// The keys of the pointers that are followed ascend. So a tree that is forged to name one page
+/// many times ends the iteration with an error.
 pub struct Range<'a, S = Unshared> {
     tree: &'a ShadowTree<S>,
     stack: Vec<(Arc<Page>, usize)>,
     pending: Option<(Link, Box<[u8]>)>,
+    /// Key of the last pointer that was followed.
+    bound: Box<[u8]>,
 }
 
 impl<S> Range<'_, S> {
@@ -240,6 +245,10 @@ impl<S> Range<'_, S> {
                 }
                 Body::Index(entries) => {
                     let at = route(&page, start);
+                    if *entries[0].key < *self.bound {
+                        return Err(self.out_of_order(&page));
+                    }
+                    self.bound.clone_from(&entries[at].key);
                     link = entries[at].link.clone();
                     height = Some(page.height - 1);
                     self.stack.push((page, at + 1));
@@ -247,6 +256,11 @@ impl<S> Range<'_, S> {
             }
             debug_assert!(self.stack.len() <= usize::from(HEIGHT_MAX) + 1, "S2");
         }
+    }
+
+    fn out_of_order(&self, page: &Page) -> Error {
+        let name = self.tree.shape.structure.name();
+        Error::corrupt(name, page.addr, "S1: pointers out of order")
     }
 
     fn step(&mut self) -> Result<Option<KeyValue>> {
@@ -262,11 +276,20 @@ impl<S> Range<'_, S> {
                     }
                     None => None,
                 },
-                Body::Index(entries) => entries.get(*at).map(|entry| entry.link.clone()),
+                Body::Index(entries) => entries
+                    .get(*at)
+                    .map(|entry| (entry.key.clone(), entry.link.clone())),
             };
             *at += 1;
             match child {
-                Some(link) => self.descend(link, &[])?,
+                Some((key, link)) => {
+                    if key <= self.bound {
+                        let page = page.clone();
+                        return Err(self.out_of_order(&page));
+                    }
+                    self.bound = key;
+                    self.descend(link, &[])?;
+                }
                 None => drop(self.stack.pop()),
             }
         }

@@ -3,7 +3,7 @@
 //! ```text
 //!  1 find      trailers of all nodes, records of the old table        reads the device once
 //!  2 choose    the root that the superblock names, or the one before
-//!  3 walk      from the root down: nodes that live, nodes that are lost
+//!  3 survey    from the root down: nodes that live, nodes that are lost
 //!  4 fill      a new table in space that no living node and no record of the journal names
 //!  5 sync, superblock, sync
 //! ```
@@ -11,36 +11,33 @@
 //! A node that nothing below the root names stays out, however well it is preserved: so nothing
 //! comes back that was deleted. A node that is named and not found gets a record all the same, for
 //! a block that does not have the checksum. Its keys answer with an error, as those of any node that
-//! cannot be read, until they are removed or written over; never with older contents.
+//! cannot be read, until they are removed or written over; never with older contents. A node that
+//! lies there and cannot be read keeps its place, and the nodes of its old record stay below it.
 //!
 //! Nothing that a living node occupies is written over, and the superblock comes last. So a rebuild
 //! that was cut off begins again. When the root of the newest checkpoint is lost, the one before is
 //! tried: its changes since may be lost, and so may be nodes whose space was used again.
 
-use std::collections::HashSet;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use ramet_block::encoding::Writer;
 use ramet_block::superblock::{read_copies, read_superblock, write_superblock};
 use ramet_block::{
     BLOCK_BYTES, Budget, Call, Device, Extent, MetadataCopies, Superblock, checksum,
 };
-use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
+use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable, OldTable};
 
 use crate::error::{Error, Result, io_error, io_error_at};
 use crate::journal::journal::Journal;
-use crate::key::range::KeyRange;
-use crate::node::handle::{Handle, Kind, Owner, Place, Stage};
-use crate::node::message::RangeMsg;
-use crate::node::run_index::{RUN_HEADER_BYTES, RUN_MAGIC, RunIndex, index_len};
-use crate::node::skeleton::Skeleton;
+use crate::node::handle::{Kind, Place};
+use crate::node::run_index::{RUN_HEADER_BYTES, RUN_MAGIC};
 use crate::node::trailer::{TRAILER_BYTES, Trailer};
-use crate::node::wire::MALFORMED;
-use crate::store::handles::Handles;
 use crate::tree::found_nodes::{FoundNodes, read_node};
+use crate::tree::found_walk::{Item, Survey, named_handle, skeleton_at};
 use crate::tree::open::{usable, uuid_low};
+use crate::tree::overlaps::{displaced, holes};
 use crate::tree::record;
-use crate::tree::scrub::{Damage, Way, damage};
+use crate::tree::scrub::Damage;
 
 /// Nodes that one commit adds to the new table.
 const BATCH: usize = 4096;
@@ -58,68 +55,36 @@ pub struct Rebuilt {
     pub notes: Vec<String>,
 }
 
-/// A node as the node above names it.
-struct Named {
-    id: NodeId,
-    kind: Kind,
-    height: u32,
-    way: Way,
-}
-
-enum Step {
-    Enter(Named),
-    /// With the nodes that it names, if it can be read.
-    Leave(NodeId, Option<Vec<NodeId>>),
-}
-
-/// A node below the root.
-enum Item<'a> {
-    /// With the nodes that it names, one entry for each time.
-    Found(&'a Trailer, Vec<NodeId>),
-    /// It lies there, and cannot be read. Told already.
-    Unreadable(&'a Trailer),
-    Lost(&'a Named),
-}
-
-struct Walk<'a> {
-    dev: &'a dyn Device,
-    found: &'a FoundNodes,
-    lost: Vec<Damage>,
-}
-
 /// Makes a new node table and a new space map for the volume on `dev`, which nobody has open,
 /// from the nodes that lie there. Durable on return. The entries for the nodes found take half
 /// of the `budget` at most. `progress` is told the bytes read and those to read.
 ///
 /// # Errors
 /// `NotAVolume`, `Corrupt` when no root is left, `Invalid` when the budget is too small,
-/// `NoSpace`, and `Io` when a write fails. Nothing has changed then.
+/// `NoSpace`, and `Io` when a write fails or a node is not as it was read before. Nothing has
+/// changed then.
 pub fn rebuild(
     dev: &Arc<dyn Device>,
     budget: &Budget,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Rebuilt> {
     let newest = read_superblock(&**dev)?;
-    let mut found = FoundNodes::new(newest.node_seed, budget);
-    found.search(&**dev, usable(&newest), progress)?;
+    let mut found = FoundNodes::new(&newest, usable(&newest), budget);
+    found.search(&**dev, progress)?;
     let mut rebuilt = Rebuilt::default();
     if found.unreadable > 0 {
         let count = found.unreadable;
         rebuilt.notes.push(format!("{count} blocks cannot be read"));
     }
-    let mut next = choose(dev, &newest, &mut found, &mut rebuilt)?;
+    let (mut next, old) = choose(dev, &newest, &mut found, &mut rebuilt)?;
     let root = (next.root_node != 0).then_some(NodeId(next.root_node));
 
-    let mut live = named_by_journal(&**dev, &next);
-    let mut walk = Walk::new(&**dev, &found);
-    walk.all(root, &mut |item| {
-        if let Item::Found(node, _) | Item::Unreadable(node) = item {
-            live.push(node.place.extent);
-        }
-        Ok(())
-    })?;
-    rebuilt.lost = walk.lost;
-    let holes = holes(usable(&newest), live)?;
+    let journal = named_by_journal(&**dev, &next);
+    let survey = survey_of(&**dev, &mut found, &old, root, &journal);
+    let live = survey.live().into_iter();
+    let live = live.map(|at| found.node(at).place.extent);
+    let live = live.chain(journal.iter().map(|(_, extent)| *extent));
+    let holes = holes(usable(&newest), live.collect());
 
     let copies = next.metadata_copies;
     let table = NodeTable::empty_within(dev, usable(&newest), copies, &holes)?;
@@ -131,9 +96,10 @@ pub fn rebuild(
         batch: Vec::new(),
         nodes: 0,
     };
-    Walk::new(&**dev, &found).all(root, &mut |item| filler.add(item))?;
+    survey.fill(&**dev, &found, root, &mut |item| filler.add(item))?;
     let commit = filler.commit(root)?;
     rebuilt.nodes = filler.nodes;
+    rebuilt.lost = survey.lost;
     next.node_table = commit.roots.node_table;
     next.space_map = commit.roots.space_map;
     dev.sync()
@@ -143,13 +109,34 @@ pub fn rebuild(
     Ok(rebuilt)
 }
 
-/// The superblock to be written, without its tables: of the newest checkpoint whose root is left.
+/// The nodes that live and those that are lost. Nodes that were found in the place of others are
+/// among the latter.
+fn survey_of(
+    dev: &dyn Device,
+    found: &mut FoundNodes,
+    old: &[OldTable],
+    root: Option<NodeId>,
+    journal: &[(NodeId, Extent)],
+) -> Survey {
+    loop {
+        let survey = Survey::of(dev, found, old, root);
+        let wrong = displaced(dev, found, &survey.live(), journal, root);
+        if wrong.is_empty() {
+            return survey;
+        }
+        found.displace(wrong);
+    }
+}
+
+/// The superblock to be written, without its tables: of the newest checkpoint whose root is left;
+/// and the rest of the old tables.
 fn choose(
     dev: &Arc<dyn Device>,
     newest: &Superblock,
     found: &mut FoundNodes,
     rebuilt: &mut Rebuilt,
-) -> Result<Superblock> {
+) -> Result<(Superblock, Vec<OldTable>)> {
+    let mut old = Vec::new();
     let older = read_copies(&**dev).into_iter().flatten().flatten();
     let older = older
         .filter(|sb| sb.generation < newest.generation)
@@ -158,8 +145,8 @@ fn choose(
         let root = match sb.root_node {
             0 => None,
             id => {
-                trust_table(dev, &sb, found, rebuilt)?;
-                let copies = found.copies_of(NodeId(id));
+                old.push(trust_table(dev, &sb, found, rebuilt)?);
+                let copies = found.copies_of(&**dev, NodeId(id));
                 let whole = |node: &Trailer| skeleton_at(&**dev, &node.place).is_ok();
                 match copies.into_iter().find(whole) {
                     None => continue,
@@ -169,6 +156,7 @@ fn choose(
         };
         if let Some(root) = root {
             found.trust(root);
+            found.take_told()?;
         }
         let is_newest = sb.generation == newest.generation;
         if !is_newest {
@@ -186,7 +174,7 @@ fn choose(
         next.next_node = next.next_node.max(newest.next_node);
         // A rebuild writes nodes: those that are lost, and guests that lost their carrier.
         next.openings = next.openings.max(newest.openings) + 1;
-        return Ok(next);
+        return Ok((next, old));
     }
     Err(Error::Corrupt {
         what: "root",
@@ -201,7 +189,8 @@ fn trust_table(
     sb: &Superblock,
     found: &mut FoundNodes,
     rebuilt: &mut Rebuilt,
-) -> Result<()> {
+) -> Result<OldTable> {
+    let old = OldTable::open(dev, sb.node_table, usable(sb), sb.metadata_copies)?;
     let mut visit = |id, record: &ramet_nodetable::NodeRecord| {
         let kind = match record.kind {
             NodeKind::Leaf => Kind::Leaf,
@@ -221,27 +210,22 @@ fn trust_table(
             },
         });
     };
-    let lost = NodeTable::visit_readable(
-        dev,
-        sb.node_table,
-        usable(sb),
-        sb.metadata_copies,
-        &mut visit,
-    )?;
+    let lost = old.visit(&mut visit);
+    found.take_told()?;
     if lost > 0 {
         rebuilt
             .notes
             .push(format!("{lost} pages of the node table are lost"));
     }
-    Ok(())
+    Ok(old)
 }
 
-/// The extents that records of the journal name.
-fn named_by_journal(dev: &dyn Device, sb: &Superblock) -> Vec<Extent> {
+/// The leaves that records of the journal name, and their extents.
+fn named_by_journal(dev: &dyn Device, sb: &Superblock) -> Vec<(NodeId, Extent)> {
     let mut named = Vec::new();
     let mut look = |_, bytes: &[u8]| {
         let mut leaf_at = |id, place: Place| {
-            named.push(place.extent);
+            named.push((id, place.extent));
             Some(named_handle(id, Kind::Leaf, 0))
         };
         let decoded = record::decode(bytes, &mut leaf_at);
@@ -254,195 +238,9 @@ fn named_by_journal(dev: &dyn Device, sb: &Superblock) -> Vec<Extent> {
     let timeline = (uuid_low(&sb.uuid), sb.epoch);
     // The opener judges the journal, and replays no more of it than is read here.
     let _ = Journal::replay_prefix(dev, sb.journal, timeline, sb.journal_start, &mut look);
+    // The opener refuses the others.
+    named.retain(|(_, extent)| extent.validate(usable(sb)).is_ok());
     named
-}
-
-/// The parts of `usable` outside of `live`.
-///
-/// # Errors
-/// `Corrupt` when two extents overlap, or leave the area.
-fn holes(usable: Extent, mut live: Vec<Extent>) -> Result<Vec<Extent>> {
-    live.sort_unstable();
-    live.dedup();
-    let (mut holes, mut from) = (Vec::new(), usable.addr);
-    for extent in live {
-        if extent.addr < from || extent.end() > usable.end() {
-            return Err(Error::Corrupt {
-                what: "node",
-                addr: extent.addr,
-                detail: format!("{extent} overlaps another node"),
-            });
-        }
-        if extent.addr > from {
-            holes.push(Extent::new(from, extent.addr - from));
-        }
-        from = extent.end();
-    }
-    if from < usable.end() {
-        holes.push(Extent::new(from, usable.end() - from));
-    }
-    Ok(holes)
-}
-
-/// Stands for a node in contents that are decoded to see which nodes they name.
-fn named_handle(id: NodeId, kind: Kind, height: u32) -> Arc<Handle> {
-    let owner: Weak<Handles> = Weak::new();
-    let owner: Weak<dyn Owner> = owner;
-    Handle::new((id, kind, height), Stage::Recorded, None, owner)
-}
-
-fn child_of(id: u64, height: u32) -> Option<Arc<Handle>> {
-    let kind = match height {
-        0 => Kind::Leaf,
-        _ => Kind::Skeleton,
-    };
-    Some(named_handle(NodeId(id), kind, height))
-}
-
-fn corrupt(place: &Place, detail: impl ToString) -> Error {
-    Error::Corrupt {
-        what: "node",
-        addr: place.addr(),
-        detail: detail.to_string(),
-    }
-}
-
-fn verify(bytes: &[u8], place: &Place) -> Result<()> {
-    if checksum(bytes) == place.checksum {
-        return Ok(());
-    }
-    Err(corrupt(place, "it has another checksum"))
-}
-
-fn skeleton_at(dev: &dyn Device, place: &Place) -> Result<Skeleton> {
-    let bytes = read_node(dev, place)?;
-    verify(&bytes, place)?;
-    let mut segment = |id| Some(named_handle(NodeId(id), Kind::Segment, 0));
-    let node = Skeleton::decode(&bytes, &mut child_of, &mut segment);
-    node.map_err(|error| corrupt(place, error))
-}
-
-fn segment_at(dev: &dyn Device, place: &Place) -> Result<RunIndex> {
-    let bytes = read_node(dev, place)?;
-    let len = index_len(&bytes, place.used_bytes).ok_or_else(|| corrupt(place, MALFORMED))?;
-    let front = &bytes[..len];
-    verify(front, place)?;
-    let index = RunIndex::decode(front, Kind::Segment, place.used_bytes, &mut child_of);
-    index.map_err(|error| corrupt(place, error))
-}
-
-impl<'a> Walk<'a> {
-    fn new(dev: &'a dyn Device, found: &'a FoundNodes) -> Self {
-        Self {
-            dev,
-            found,
-            lost: Vec::new(),
-        }
-    }
-
-    /// Visits each node below `root` once, behind all nodes that it names.
-    fn all(
-        &mut self,
-        root: Option<NodeId>,
-        visit: &mut dyn FnMut(Item<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let mut seen = vec![false; self.found.count()];
-        let mut seen_lost = HashSet::new();
-        let root = root.and_then(|id| self.found.position(id));
-        let root = root.map(|at| self.found.node(at));
-        let mut steps: Vec<Step> = Vec::new();
-        steps.extend(root.map(|root| {
-            Step::Enter(Named {
-                id: root.id,
-                kind: root.kind,
-                height: root.height,
-                way: Way::root(),
-            })
-        }));
-        while let Some(step) = steps.pop() {
-            let named = match step {
-                Step::Leave(id, names) => {
-                    let at = self.found.position(id).expect("it was entered");
-                    let node = self.found.node(at);
-                    visit(match names {
-                        Some(names) => Item::Found(node, names),
-                        None => Item::Unreadable(node),
-                    })?;
-                    continue;
-                }
-                Step::Enter(named) => named,
-            };
-            let at = self.found.position(named.id).filter(|at| {
-                let node = self.found.node(*at);
-                (node.kind, node.height) == (named.kind, named.height)
-            });
-            let Some(at) = at else {
-                if seen_lost.insert(named.id) {
-                    self.tell_lost(&named);
-                    visit(Item::Lost(&named))?;
-                }
-                continue;
-            };
-            if !std::mem::replace(&mut seen[at], true) {
-                let below = self.names_of(&named, self.found.node(at));
-                let ids = |below: &Vec<Named>| below.iter().map(|child| child.id).collect();
-                steps.push(Step::Leave(named.id, below.as_ref().map(ids)));
-                let below = below.into_iter().flatten();
-                steps.extend(below.rev().map(Step::Enter));
-            }
-        }
-        Ok(())
-    }
-
-    fn tell_lost(&mut self, named: &Named) {
-        let error = Error::Corrupt {
-            what: "node",
-            addr: 0,
-            detail: format!(
-                "node {} ({:?} of height {}) is not on the device",
-                named.id.0, named.kind, named.height
-            ),
-        };
-        self.lost.push(damage(error, named.way.range()));
-    }
-
-    /// The nodes that a node names; `None` of a node that cannot be read, which is told.
-    fn names_of(&mut self, named: &Named, node: &Trailer) -> Option<Vec<Named>> {
-        let mut below = Vec::new();
-        let mut push = |range: &KeyRange, translation: &_, child: &Arc<Handle>| {
-            below.push(Named {
-                id: child.id(),
-                kind: child.kind(),
-                height: child.height(),
-                way: named.way.below(range, translation),
-            });
-        };
-        let read = match node.kind {
-            Kind::Leaf => Ok(()),
-            Kind::Segment => segment_at(self.dev, &node.place).map(|run| {
-                for (range, msg) in &run.ranges {
-                    if let RangeMsg::Goto(target) = msg {
-                        push(range, &target.translation, &target.node);
-                    }
-                }
-            }),
-            Kind::Skeleton => skeleton_at(self.dev, &node.place).map(|node| {
-                for (at, edge) in node.edges.iter().enumerate() {
-                    if let Some(child) = &edge.child {
-                        push(&node.edge_range(at), &child.translation, &child.node);
-                    }
-                }
-                for segment in &node.segs {
-                    push(&segment.clip, &segment.translation, &segment.run);
-                }
-            }),
-        };
-        if let Err(error) = read {
-            self.lost.push(damage(error, named.way.range()));
-            return None;
-        }
-        Some(below)
-    }
 }
 
 /// Adds nodes to the new table.
@@ -467,18 +265,18 @@ impl Filler<'_> {
             },
             Item::Found(node, children) => new_node(node, children),
             // The extent of a guest is that of another node, and perhaps of none.
-            Item::Unreadable(node) if node.place.is_guest() => {
+            Item::Unreadable(node, children) if self.is_without_carrier(node, &children) => {
                 let lost = self.write_lost(node.id, node.kind, node.height)?;
-                new_node(&lost, Vec::new())
+                new_node(&lost, children)
             }
-            Item::Unreadable(node) if node.id.0 == self.sb.root_node => NewNode {
+            Item::Unreadable(node, children) if node.id.0 == self.sb.root_node => NewNode {
                 copy: self.copy_root(&node.place)?,
-                ..new_node(node, Vec::new())
+                ..new_node(node, children)
             },
-            Item::Unreadable(node) => new_node(node, Vec::new()),
-            Item::Lost(named) => {
-                let lost = self.write_lost(named.id, named.kind, named.height)?;
-                new_node(&lost, Vec::new())
+            Item::Unreadable(node, children) => new_node(node, children),
+            Item::Lost(id, kind, height, children) => {
+                let lost = self.write_lost(id, kind, height)?;
+                new_node(&lost, children)
             }
         };
         self.nodes += 1;
@@ -523,8 +321,11 @@ impl Filler<'_> {
                 .position(*child)
                 .map(|at| self.found.node(at).place)
         };
-        let is_carrier =
-            |carrier: Place| !carrier.is_guest() && carrier.extent == node.place.extent;
+        let is_carrier = |carrier: Place| {
+            !carrier.is_guest()
+                && carrier.extent == node.place.extent
+                && carrier.used_bytes <= node.place.offset
+        };
         node.place.is_guest() && !children.iter().filter_map(place).any(is_carrier)
     }
 

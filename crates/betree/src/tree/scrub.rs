@@ -342,6 +342,14 @@ impl Way {
         }
     }
 
+    /// A way that shows nothing.
+    pub(crate) fn hidden() -> Self {
+        Self {
+            range: None,
+            translation: Translation::identity(),
+        }
+    }
+
     /// The keys of the volume that lead to the node; `None` if no path shows it.
     pub(crate) fn range(&self) -> Option<&KeyRange> {
         self.range.as_ref()
@@ -359,10 +367,7 @@ impl Way {
                 range: Some(seen),
                 translation: self.translation.then(translation),
             },
-            None => Way {
-                range: None,
-                translation: Translation::identity(),
-            },
+            None => Way::hidden(),
         }
     }
 }
