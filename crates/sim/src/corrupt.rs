@@ -32,6 +32,9 @@ const FRAME_NUMBER_AT: usize = 32;
 const FRAME_DURABLE_BEFORE_AT: usize = 48;
 const FRAME_STORED_LEN_AT: usize = 72;
 const FRAME_HEADER_BYTES: usize = 80;
+/// The magic of a trailer, and its place before the end of the extent of a node.
+const TRAILER_MAGIC: &[u8] = b"RNOD";
+const TRAILER_MAGIC_BEFORE_END: u64 = 56;
 
 /// The structure at a place, told by the bytes there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -272,10 +275,23 @@ impl Victim {
         Ok(())
     }
 
-    /// Takes the two copies of the root, which hold the same bytes, out of the interior nodes.
+    /// Takes the two copies of the root out of the interior nodes. They hold the same bytes, and so
+    /// may two other nodes, whose trailers have another number each.
     fn tell_root_apart(&mut self) -> Result<(), String> {
         let nodes = self.places.remove(&Structure::Skeleton).unwrap_or_default();
+        let ends_extent = |end: u64| {
+            let mut magic = [0; TRAILER_MAGIC.len()];
+            let read = self
+                .image
+                .read_at(end - TRAILER_MAGIC_BEFORE_END, &mut magic);
+            told("read", read).map(|()| magic == TRAILER_MAGIC)
+        };
         let read = |&(start, end): &(u64, u64)| {
+            // The trailer has no room beside the last bytes of some nodes.
+            let mut end = end.next_multiple_of(BLOCK_BYTES);
+            if !ends_extent(end)? {
+                end += BLOCK_BYTES;
+            }
             let mut bytes = vec![0; usize::try_from(end - start).expect("it was read")];
             told("read", self.image.read_at(start, &mut bytes))?;
             Ok::<_, String>(bytes)
