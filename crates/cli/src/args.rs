@@ -55,8 +55,9 @@ pub enum Verb {
     /// Clone a file or a directory tree, in constant time
     ///
     /// DST becomes a copy of SRC, at once and as a whole. Both must be on the same mount. The
-    /// caller must be allowed to make DST, and must own SRC. Afterwards the two are independent:
-    /// either can be written, moved, cloned again or removed.
+    /// caller must be allowed to make DST, and must own SRC. An object at DST is a refusal, unless
+    /// --replace is given. Afterwards the two are independent: either can be written, moved, cloned
+    /// again or removed.
     Clone(Clone),
     /// Clone a directory tree, and remember its origin
     ///
@@ -93,8 +94,9 @@ pub enum Verb {
     ///
     /// Both sides are compared with the base of the fork. Names that only one side changed are taken
     /// from it, and texts that both changed are merged by lines. All of it is one atomic step, in
-    /// place: programs that work in the directory stay in it. After conflicts nothing is changed, and
-    /// the exit status is 1; after another failure it is 2.
+    /// place: programs that work in the directory stay in it. The fork is kept, also when all of it was
+    /// merged. After conflicts nothing is changed, and the exit status is 1; after another failure it
+    /// is 2.
     ///
     /// In a git tree, names that git ignores are left alone. The commits of the fork are fetched as
     /// refs/forks/NAME/*, with NAME as the last name of the fork's path; HEAD and index stay.
@@ -103,20 +105,28 @@ pub enum Verb {
     ///
     /// The command sees a new fork of SRC wherever it would see SRC, so absolute paths in it hold. No
     /// other process does, and SRC stays as it is meanwhile. The command starts in the current
-    /// directory if that lies in SRC, and at the top of SRC otherwise. Its exit status is passed
-    /// on; for a command that a signal ended, it is 128 plus the number of the signal.
+    /// directory if that lies in SRC, and at the top of SRC otherwise.
     ///
     /// Afterwards the differences are told on standard error, and the fork is committed, kept or
-    /// discarded. By default the user is asked on a terminal, and without one the fork is kept. To commit
-    /// is to merge, as `ramet merge` does; after a failed command it needs an answer on a terminal. The
-    /// exit status is 125 if ramet fails or a commit has conflicts, 126 if the command cannot be run and
-    /// 127 if it is not found.
+    /// discarded. By default the user is asked on a terminal, and without one the fork is kept. On a
+    /// terminal a fork without a change is dropped and nobody asked, also with --ask. To commit is to
+    /// merge, as `ramet merge` does, and then to drop the fork if nothing of it is left behind. After a
+    /// failed command --commit commits nothing by itself: the user is asked on a terminal, and without
+    /// one the fork is kept.
+    ///
+    /// The exit status is that of the command; for a command that a signal ended, 128 plus the number
+    /// of the signal. It is 125 if ramet fails or a commit has conflicts, 126 if the command cannot be
+    /// run, 127 if it is not found, and 2 for a wrong command line.
     Try(Try),
     /// Run a shell, or a command, in a fork that stands at the path of its source
     ///
     /// The shell is $SHELL. It sees the fork wherever it would see the directory that the fork was made
-    /// of. If that is gone, the fork stands at its own path. The fork stays afterwards. Exit status
-    /// and working directory are as with `ramet try`.
+    /// of. If that is gone, the fork stands at its own path. The fork stays afterwards. The working
+    /// directory is as with `ramet try`.
+    ///
+    /// The exit status is that of the shell or command; for one that a signal ended, 128 plus the number
+    /// of the signal. It is 125 if ramet fails, 126 if the command cannot be run, 127 if it is not
+    /// found, and 2 for a wrong command line.
     Enter(Enter),
     /// Exchange two files or directory trees, atomically
     ///
@@ -126,12 +136,18 @@ pub enum Verb {
     /// Move or rename files and directory trees
     ///
     /// On one mount this is a rename, of which no program ever sees a part. A source on another file
-    /// system is copied and then removed, and the command says so.
+    /// system is copied and then removed, and the command says so. An object with the new name is a
+    /// refusal, unless --replace is given; a directory is one too, without a slash at its end. The
+    /// command goes on after a source that cannot be moved, and the exit status is 1 then. It is 2 for
+    /// a wrong command line.
     Mv(Transfer),
     /// Copy files and directory trees: by clones, where source and copy are on one mount
     ///
     /// A clone takes constant time. A source on another file system is copied as `ramet import` and
-    /// `cp -a` do, and the command says so.
+    /// `cp -a` do, and the command says so. An object with the name of the copy is a refusal, unless
+    /// --replace is given; a directory is one too, without a slash at its end. The command goes on
+    /// after a source that cannot be copied, and the exit status is 1 then. It is 2 for a wrong command
+    /// line.
     Cp(Copy),
     /// Remove files and whole directory trees, each in constant time
     ///
@@ -183,8 +199,8 @@ pub enum Verb {
     Log(Log),
     /// Clone a file or directory tree out of a snapshot, in constant time
     ///
-    /// The object comes back to its own path, or to DST, as it was in the snapshot. Root and the user of
-    /// the mount may ask for it.
+    /// The object comes back to its own path, or to DST, as it was in the snapshot. An object that is
+    /// there is a refusal, unless --replace is given. Root and the user of the mount may ask for it.
     Restore(Restore),
     /// Compare two directory trees of a mount
     ///
@@ -211,6 +227,9 @@ pub enum Verb {
     /// Write a directory tree to standard output as a tar archive
     ///
     /// The archive is in the PAX format, with extended attributes and hard links, sorted by name.
+    /// Objects that cannot be read, that change while they are read, or that no archive takes, as
+    /// sockets, are told on standard error, and the exit status is 1; so it is after a failure that
+    /// ends the archive early. It is 2 for a wrong command line.
     Export(Export),
     /// Write directory trees to standard output as a stream for `ramet receive`
     ///
@@ -675,17 +694,19 @@ pub struct Snapshot {
 pub enum SnapshotVerb {
     /// Make a snapshot
     ///
-    /// Without DIR, of the volume of the current directory, or else of that of `ramet init`.
+    /// Without DIR, of the volume of the current directory, or else of that of `ramet init`. One word
+    /// alone is NAME.
     Create(SnapshotName),
     /// Tell the snapshots, the oldest first
     ///
     /// Each line has the time, the space that only this snapshot uses, its maker and its name. That
-    /// space comes back when the snapshot is removed and the others are not.
+    /// space comes back when the snapshot is removed and the others are not. Snapshots with damaged
+    /// records are told on standard error, and the exit status is 1.
     List(SnapshotList),
     /// Remove a snapshot
     ///
     /// Its space comes back in the background. Without DIR, the snapshot is one of the volume of the
-    /// current directory.
+    /// current directory. One word alone is NAME.
     Rm(SnapshotName),
     /// Make the files of a volume those of a snapshot again
     ///
@@ -694,8 +715,18 @@ pub enum SnapshotVerb {
     Rollback(SnapshotRollback),
     /// Tell or set the policy by which the daemon makes snapshots, and removes those that it made
     ///
-    /// POLICY tells how many are kept: hourly=24,daily=7,weekly=4,monthly=12, or some of them; none
-    /// makes no more. Hours, days, weeks and months of 30 days are those of UTC.
+    /// POLICY tells how many are kept: hourly=24,daily=7,weekly=4,monthly=12, or some of them. A new
+    /// volume has the policy none. Hours, days, weeks and months of 30 days are those of UTC.
+    ///
+    /// Each minute the daemon of a mount that is not read-only makes the snapshots that are due. Their
+    /// names are period and time: hourly-20261125T220000Z. Then it removes the oldest ones that it made
+    /// for each period, down to the number. A period that a new POLICY leaves out keeps none: all its
+    /// snapshots go within a minute, but those that are mounted. The policy none makes no more, and
+    /// removes none. Snapshots that a user made, and those of a rollback, are never removed.
+    ///
+    /// One word alone is POLICY if it is none or has an equals sign in it, and otherwise DIR.
+    /// Snapshots of the policy that lie more than an hour ahead of the clock are told as well: the
+    /// clock was ahead when they were made, or is behind now. The policy goes on without them.
     Policy(SnapshotPolicy),
 }
 

@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Command, Parser};
+use clap::{Arg, Command, Parser};
 use clap_complete::Shell;
 use clap_mangen::Man;
 
@@ -92,6 +92,7 @@ fn page(command: Command, section: &str) -> io::Result<(String, Vec<u8>)> {
     let (name, has_verbs) = (name.to_owned(), command.has_subcommands());
     let file = format!("{name}.{section}");
     let opening = [synopsis(command.clone()), description(&command)].concat();
+    let arguments: Vec<_> = command.get_arguments().cloned().collect();
     let man = Man::new(command)
         .title(name.to_uppercase())
         .section(section)
@@ -102,7 +103,9 @@ fn page(command: Command, section: &str) -> io::Result<(String, Vec<u8>)> {
     man.render_title(&mut text)?;
     man.render_name_section(&mut text)?;
     text.extend_from_slice(opening.as_bytes());
-    man.render_options_section(&mut text)?;
+    let mut options = Vec::new();
+    man.render_options_section(&mut options)?;
+    text.extend_from_slice(&with_aliases(options, &arguments)?);
     if has_verbs {
         man.render_subcommands_section(&mut text)?;
     }
@@ -149,6 +152,34 @@ fn description(command: &Command) -> String {
     };
     let paragraphs: Vec<_> = shown.split("\n\n").map(escaped).collect();
     format!(".SH DESCRIPTION\n{}\n", paragraphs.join("\n.PP\n"))
+}
+
+/// The section of the options, with the other short and long names that an option shows: the
+/// renderer leaves them out.
+fn with_aliases(options: Vec<u8>, arguments: &[Arg]) -> io::Result<Vec<u8>> {
+    let mut text = String::from_utf8(options).map_err(io::Error::other)?;
+    let short = |name: char| format!(r"\fB\-{name}\fR");
+    let long = |name: &str| format!(r"\fB\-\-{}\fR", escaped(name));
+    for argument in arguments {
+        let names = argument.get_short().map(short).into_iter();
+        let names: Vec<_> = names.chain(argument.get_long().map(long)).collect();
+        let shorts = argument.get_visible_short_aliases().unwrap_or_default();
+        let longs = argument.get_visible_aliases().unwrap_or_default();
+        let others = shorts
+            .into_iter()
+            .map(short)
+            .chain(longs.into_iter().map(long));
+        let others: Vec<_> = others.collect();
+        if others.is_empty() {
+            continue;
+        }
+        let tag = format!("\n.TP\n{}", names.join(", "));
+        if text.matches(&tag).count() != 1 {
+            return Err(io::Error::other(format!("no place for {others:?}")));
+        }
+        text = text.replacen(&tag, &format!("{tag}, {}", others.join(", ")), 1);
+    }
+    Ok(text.into_bytes())
 }
 
 /// Text in which roff sees no command and no hyphen that it may break at.
@@ -229,6 +260,89 @@ mod tests {
             let usage = command.clone().render_usage().to_string();
             let usage = usage.trim_start_matches("Usage: ").replace(['<', '>'], "");
             assert_eq!(plain.replace(r"\-", "-"), usage);
+        }
+    }
+
+    /// All commands that have a page made of their command line, with the name of its file.
+    fn commands() -> Vec<(Command, String)> {
+        let mut ramet = rametfs::command().disable_help_subcommand(true);
+        ramet.build();
+        let verbs = ramet.get_subcommands();
+        let all = verbs.flat_map(|verb| [verb].into_iter().chain(verb.get_subcommands()));
+        let all = all.map(|command| (command.clone(), "1"));
+        let names = rametfs::commands_of_names().into_iter();
+        let named = |(command, section): (Command, &str)| {
+            let name = command.get_display_name().unwrap_or(command.get_name());
+            let file = format!("{name}.{section}");
+            (command, file)
+        };
+        all.chain(names.map(|name| (name, "8")))
+            .map(named)
+            .collect()
+    }
+
+    #[test]
+    fn pages_show_all_names_of_an_option() {
+        let mut count = 0;
+        for (command, file) in commands() {
+            let text = text_of(&file);
+            for argument in command.get_arguments() {
+                for other in argument.get_visible_short_aliases().unwrap_or_default() {
+                    let shown = format!(r", \fB\-{other}\fR");
+                    assert!(text.contains(&shown), "{file} lacks -{other}");
+                    count += 1;
+                }
+            }
+        }
+        assert!(count >= 4, "{count}");
+    }
+
+    #[test]
+    fn pages_tell_the_exit_statuses_that_differ() {
+        for (verb, statuses) in [
+            ("cp", &["1", "2"][..]),
+            ("mv", &["1", "2"]),
+            ("export", &["1", "2"]),
+            ("try", &["125", "126", "127", "2"]),
+            ("enter", &["125", "126", "127", "2"]),
+            ("merge", &["1", "2"]),
+            ("refresh", &["1", "2"]),
+            ("diff", &["0", "1", "2"]),
+            ("fsck", &["0", "1", "4", "8", "16"]),
+            ("scrub", &["0", "1", "4", "8", "16"]),
+        ] {
+            let text = text_of(&format!("ramet-{verb}.1")).replace('\n', " ");
+            let (_, told) = text
+                .split_once("exit status is")
+                .unwrap_or_else(|| panic!("{verb}"));
+            let told = told.split(".SH").next().unwrap();
+            let words: Vec<_> = told.split(|c: char| !c.is_alphanumeric()).collect();
+            for status in statuses {
+                assert!(words.contains(status), "{verb}: {status}");
+            }
+        }
+    }
+
+    #[test]
+    fn pages_of_commands_that_make_a_name_tell_that_they_replace_nothing() {
+        for verb in ["clone", "cp", "mv", "restore"] {
+            let text = text_of(&format!("ramet-{verb}.1"));
+            let (_, text) = text.split_once(".SH DESCRIPTION").unwrap();
+            let told = text.split(".SH").next().unwrap().replace('\n', " ");
+            let told = told.contains(r"is a refusal, unless \-\-replace is given");
+            assert!(told, "{verb}");
+        }
+    }
+
+    #[test]
+    fn lines_of_fstab_have_image_files_checked_by_nobody() {
+        let text = text_of("mount.ramet.8");
+        let lines = text.lines().map(|line| line.split_whitespace().collect());
+        let lines = lines.filter(|words: &Vec<_>| words.len() == 6 && words[2] == "ramet");
+        let lines: Vec<_> = lines.collect();
+        assert!(lines.len() >= 3, "{lines:?}");
+        for line in lines {
+            assert!(line[0].starts_with("/dev/") || line[5] == "0", "{line:?}");
         }
     }
 
