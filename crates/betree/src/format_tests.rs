@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use ramet_block::encoding::{Reader, Writer};
 use ramet_block::{Codec, checksum};
 use ramet_nodetable::NodeId;
 
 use crate::check::verify::check_skeleton;
 use crate::key::range::KeyRange;
-use crate::key::translation::Translation;
+use crate::key::translation::{Rest, Translation};
 use crate::node::buffer::Buffer;
 use crate::node::filter;
 use crate::node::filter::Filter;
@@ -18,6 +19,7 @@ use crate::node::packed::PackedBuilder;
 use crate::node::run_builder::{RunImage, segment_image};
 use crate::node::run_index::{RunIndex, index_len};
 use crate::node::skeleton::{Child, Edge, SegRef, Skeleton};
+use crate::node::wire::{put_translation, take_translation};
 use crate::store::store::Store;
 use crate::testing::store;
 
@@ -39,10 +41,7 @@ fn sample_run(store: &Store) -> Buffer {
     run.add_range(
         range("dx", "dy"),
         RangeMsg::Goto(Target {
-            translation: Translation {
-                strip: 1,
-                prepend: key("s"),
-            },
+            translation: Translation::replacing(1, key("s")),
             node,
         }),
     );
@@ -61,10 +60,7 @@ fn sample_image(store: &Store) -> RunImage {
 
 fn sample_skeleton(store: &Store) -> Skeleton {
     let child = |id, strip, prepend| Child {
-        translation: Translation {
-            strip,
-            prepend: key(prepend),
-        },
+        translation: Translation::replacing(strip, key(prepend)),
         node: store
             .handles
             .recorded(NodeId(id), Kind::Leaf, 0)
@@ -144,12 +140,45 @@ fn skeleton_has_its_golden_bytes() {
         b"\0\x01a\x00\x01\x00\x00\x06\x00\xac\x02",
         b"\0\x02cc\x03\x00",
         b"\x01\x01d\x03\x00",
-        b"\0\x02pa\x02\x01\x01\x01t\x02\x00\xac\x02",
+        b"\0\x02pa\x02\x01\x03\x01t\x02\x00\xac\x02",
         b"\x02\x01\0\x01a\x01\0\x01q\x00\x00\x00\x28",
     ];
     assert_eq!(bytes, golden.concat());
     let again = decode(&store, &bytes).expect("an encoded skeleton decodes");
     assert_eq!(again.encode(), bytes);
+}
+
+#[test]
+fn translations_have_their_golden_bytes() {
+    let (_, numbers) = Translation::of_numbers(&key("xy"), 7..9, (key("ab"), 263), 8);
+    let nothing = Translation {
+        rest: Rest::Nothing,
+        ..Translation::identity()
+    };
+    let golden: [(Translation, &[u8]); 3] = [
+        (Translation::replacing(1, key("t")), b"\x03\x01t"),
+        (numbers, b"\x07\x02ab\x08\x08\x80\x02"),
+        (nothing, b"\x02\0"),
+    ];
+    for (translation, bytes) in golden {
+        let mut w = Writer::new();
+        put_translation(&mut w, &translation);
+        assert_eq!(w.into_vec(), bytes);
+        let decoded = |bytes: &[u8]| take_translation(&mut Reader::new(bytes));
+        assert_eq!(decoded(bytes), Ok(translation));
+        for cut in 0..bytes.len() {
+            assert!(decoded(&bytes[..cut]).is_err(), "{bytes:?} cut at {cut}");
+        }
+    }
+    // A number of nine bytes, a sum that has more bytes than its place, nothing with a prefix.
+    for bad in [
+        &b"\x07\0\x09\x08\0"[..],
+        b"\x07\0\x01\x01\x80\x02",
+        b"\x02\x01a",
+        b"\x05\0",
+    ] {
+        assert!(take_translation(&mut Reader::new(bad)).is_err(), "{bad:?}");
+    }
 }
 
 #[test]
@@ -177,7 +206,7 @@ fn run_has_its_golden_bytes() {
         b"\x02aa\0\0\0\0\x24\0\0\0\x24\0\0\0\x04\0\0\0\x01\0\0\0\x00",
         &checksum(&block).to_le_bytes(),
         b"\x01b\x01\x01c\x00",
-        b"\x02dx\x01\x02dy\x01\x01\x01s\x07\0\0\0\0\0\0\0\x00",
+        b"\x02dx\x01\x02dy\x01\x03\x01s\x07\0\0\0\0\0\0\0\x00",
         &filter,
     ];
     let front = front.concat();

@@ -72,6 +72,8 @@ pub enum Fault {
     ClipTooShort,
     /// A node that is lifted keeps the old translations of its segments.
     TranslationStale,
+    /// A node that is shown at another distance leaves its children at the old one.
+    DistanceStale,
     /// An edge that a GOTO became hides newer segments too.
     WatermarkTooHigh,
     /// Range deletions are lost on their way down.

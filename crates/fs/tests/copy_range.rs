@@ -198,7 +198,9 @@ fn copied_ranges_are_those_of_files_in_memory() {
 /// 64 copies of 8 MiB that do not compress, each at another MiB, in a volume of 64 MiB: by clones
 /// alone there is room.
 #[test]
-fn copies_at_another_mebibyte_share_their_blocks() {
+fn copies_at_any_distance_of_blocks_share_them() {
+    /// From a copy to the next.
+    const STEP: u64 = 9 * MIB + 3 * BLOCK;
     let (_, volume) = volume();
     let mut random = StdRng::seed_from_u64(7);
     let source = make(&volume, ROOT_INO, "source", Kind::Regular).ino;
@@ -206,7 +208,7 @@ fn copies_at_another_mebibyte_share_their_blocks() {
     volume.files().write(source, 0, &bytes, None).unwrap();
     let target = make(&volume, ROOT_INO, "target", Kind::Regular).ino;
     for number in 0..64 {
-        let (to, len) = (number * 9 * MIB, bytes.len() as u64);
+        let (to, len) = (number * STEP, bytes.len() as u64);
         let copied = volume
             .files()
             .copy_range((source, 0), (target, to), len, None);
@@ -214,7 +216,7 @@ fn copies_at_another_mebibyte_share_their_blocks() {
     }
     for number in [0, 1, 31, 63] {
         let len = u32::try_from(bytes.len()).unwrap();
-        let read = volume.files().read(target, number * 9 * MIB, len).unwrap();
+        let read = volume.files().read(target, number * STEP, len).unwrap();
         assert!(read == bytes, "copy {number}");
     }
     assert_eq!(volume.controls().check().unwrap(), []);

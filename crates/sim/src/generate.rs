@@ -216,6 +216,9 @@ impl Generator {
         if self.rng.one_in(2) {
             return Change::ClonePrefix { src: lifted, dst };
         }
+        if self.rng.one_in(3) {
+            return self.clone_of_numbers(model);
+        }
         let (lo, hi) = (self.below(&lifted), self.below(&lifted));
         let (lo, hi) = if lo <= hi { (lo, hi) } else { (hi, lo) };
         let is_open = self.rng.one_in(4);
@@ -230,6 +233,47 @@ impl Generator {
             hi,
             strip,
             prefix: dst,
+        }
+    }
+
+    /// Numbers from near that at the end of one key to near that of another.
+    fn clone_of_numbers(&mut self, model: &Model) -> Change {
+        let width = 1 + self.rng.below(3);
+        let mut place = || {
+            let mut key = self.key(model).to_vec();
+            key.resize(key.len().max(width), 0);
+            let digits = key.split_off(key.len() - width);
+            let number = digits
+                .iter()
+                .fold(0, |sum, &byte| sum << 8 | u64::from(byte));
+            (Bytes::from(key), number)
+        };
+        let ((from, near), (other, there)) = (place(), place());
+        let to = if self.rng.one_in(3) {
+            from.clone()
+        } else {
+            other
+        };
+        let most = 1u64 << (8 * width);
+        let mut about = |number: u64| {
+            let reach = [2, 300, most][self.rng.below(3)];
+            let off = self.rng.below(usize::try_from(reach).expect("small")) as u64;
+            number.saturating_sub(off)
+        };
+        let (start, first) = (about(near), about(there));
+        let count = (1 + about(2 * most)).min(most - start.max(first));
+        let numbers = match self.rng.below(20) {
+            // No number, at the end of all or backwards.
+            0 => (most, most),
+            1 => (start, start.saturating_sub(count)),
+            _ => (start, start + count),
+        };
+        Change::CloneNumbers {
+            from,
+            numbers,
+            to,
+            first,
+            width: u8::try_from(width).expect("small"),
         }
     }
 

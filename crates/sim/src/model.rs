@@ -80,6 +80,7 @@ impl Model {
             Change::DeleteRange { .. }
             | Change::DeletePrefix { .. }
             | Change::CloneRange { .. }
+            | Change::CloneNumbers { .. }
             | Change::Ingest { .. }
             | Change::ClonePrefix { .. } => self.replace(change),
         }
@@ -95,10 +96,10 @@ impl Model {
     /// Copies are taken before the range they replace is emptied: the two may overlap.
     fn replace(&mut self, change: &Change) {
         let mut copies: Vec<(Bytes, Bytes)> = Vec::new();
-        if let (Some((lo, hi)), Some((strip, prefix))) = (change.source(), change.translation()) {
-            let translate = |key: &Bytes| [prefix, &key[strip..]].concat().into();
+        if let Some((lo, hi)) = change.source() {
             let source = self.range(&lo, hi.as_deref());
-            copies.extend(source.map(|(key, value)| (translate(key), value.clone())));
+            let copy = |(key, value): (&Bytes, &Bytes)| Some((change.copy_of(key)?, value.clone()));
+            copies.extend(source.filter_map(copy));
         }
         copies.extend(change.added());
         if let Some((lo, hi)) = change.replaced() {

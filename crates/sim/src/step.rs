@@ -72,6 +72,14 @@ pub enum Change {
         src: Bytes,
         dst: Bytes,
     },
+    /// Numbers `[numbers.0, numbers.1)`.
+    CloneNumbers {
+        from: Bytes,
+        numbers: (u64, u64),
+        to: Bytes,
+        first: u64,
+        width: u8,
+    },
     /// Keys and range without the prefix; the keys ascend in the range.
     Ingest {
         prefix: Bytes,
@@ -87,6 +95,20 @@ fn concat(front: &[u8], back: &[u8]) -> Bytes {
     [front, back].concat().into()
 }
 
+/// The keys that start with `prefix` and numbers of `width` bytes from `first` up to `end`.
+fn number_range(prefix: &Bytes, (first, end): (u64, u64), width: u8) -> KeyRange {
+    if first >= end {
+        return (Bytes::new(), Some(Bytes::new()));
+    }
+    let digits = |number: u64| number.to_be_bytes()[8 - usize::from(width)..].to_vec();
+    let is_all = width < 8 && end >> (8 * width) != 0;
+    let hi = match is_all {
+        true => successor_of_prefix(prefix),
+        false => Some(concat(prefix, &digits(end))),
+    };
+    (concat(prefix, &digits(first)), hi)
+}
+
 fn prefix_range(prefix: &Bytes) -> KeyRange {
     (prefix.clone(), successor_of_prefix(prefix))
 }
@@ -98,6 +120,40 @@ impl Change {
         match self {
             Change::CloneRange { lo, hi, .. } => Some((lo.clone(), hi.clone())),
             Change::ClonePrefix { src, .. } => Some(prefix_range(src)),
+            Change::CloneNumbers {
+                from,
+                numbers,
+                width,
+                ..
+            } => Some(number_range(from, *numbers, *width)),
+            _ => None,
+        }
+    }
+
+    /// The copy of a key in the source; `None` if the clone does not copy it.
+    #[must_use]
+    pub fn copy_of(&self, key: &[u8]) -> Option<Bytes> {
+        if let Some((strip, prefix)) = self.translation() {
+            return Some(concat(prefix, &key[strip..]));
+        }
+        match self {
+            Change::CloneNumbers {
+                from,
+                numbers,
+                to,
+                first,
+                width,
+            } => {
+                let digits = &key[from.len()..];
+                if digits.len() != usize::from(*width) {
+                    return None;
+                }
+                let number = digits
+                    .iter()
+                    .fold(0, |sum, &byte| sum << 8 | u64::from(byte));
+                let moved = number - numbers.0 + first;
+                Some(concat(to, &moved.to_be_bytes()[8 - digits.len()..]))
+            }
             _ => None,
         }
     }
@@ -110,6 +166,16 @@ impl Change {
             Change::DeleteRange { lo, hi } => Some((lo.clone(), hi.clone())),
             Change::DeletePrefix { prefix } => Some(prefix_range(prefix)),
             Change::ClonePrefix { dst, .. } => Some(prefix_range(dst)),
+            Change::CloneNumbers {
+                numbers,
+                to,
+                first,
+                width,
+                ..
+            } => {
+                let end = first + numbers.1.saturating_sub(numbers.0);
+                Some(number_range(to, (*first, end), *width))
+            }
             Change::Ingest { prefix, lo, hi, .. } => {
                 let hi = match hi {
                     Some(hi) => Some(concat(prefix, hi)),
@@ -148,7 +214,7 @@ impl Change {
         })
     }
 
-    /// Leading bytes that the copies lose, and gain.
+    /// Leading bytes that the copies lose, and gain, if no more of the keys changes.
     #[must_use]
     pub fn translation(&self) -> Option<(usize, &Bytes)> {
         match self {
@@ -218,6 +284,13 @@ pub(crate) fn batch(tree: &Tree, changes: &[Change]) -> Result<Batch> {
                 batch.clone_range(lo, hi, strip, prefix);
             }
             Change::ClonePrefix { src, dst } => batch.clone_prefix(src, dst),
+            Change::CloneNumbers {
+                from,
+                numbers,
+                to,
+                first,
+                width,
+            } => batch.clone_numbers((from, numbers.0..numbers.1), (to, first), width),
             Change::Ingest {
                 prefix,
                 lo,

@@ -42,7 +42,7 @@ enum Search {
 use Search::{Batches, Damage, Failures, Files, Kills, Recoveries, Staged, Steps};
 
 /// Each fault with the simulation that is to find it.
-const FAULTS: [(Fault, Search); 53] = [
+const FAULTS: [(Fault, Search); 54] = [
     (Fault::NodesUnsynced, Batches),
     (Fault::SuperblockUnsynced, Batches),
     (Fault::JournalUnsynced, Batches),
@@ -71,6 +71,7 @@ const FAULTS: [(Fault, Search); 53] = [
     (Fault::FilterLies, Steps),
     (Fault::ClipTooShort, Steps),
     (Fault::TranslationStale, Steps),
+    (Fault::DistanceStale, Steps),
     (Fault::WatermarkTooHigh, Steps),
     (Fault::NullLost, Steps),
     (Fault::FailureForgotten, Failures),

@@ -240,6 +240,11 @@ impl<'a> Readable<'a> {
     fn below_skeleton(&mut self, skeleton: &Skeleton, range: &KeyRange) -> Result<u64> {
         let (mut sum, mut told) = (0u64, HashSet::new());
         let mut lo = range.lo.clone();
+        // An end may have more zeros than that of the node.
+        let range = range.intersect(&skeleton.range());
+        if range.is_empty() {
+            return Ok(0);
+        }
         loop {
             let cut =
                 |readable: &mut Self| cut(readable.nodes, skeleton, &lo, range.hi.clone(), None);

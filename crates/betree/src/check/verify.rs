@@ -138,11 +138,12 @@ pub(crate) fn check_skeleton(handle: &Handle, node: &Skeleton) -> Vec<String> {
         let Some(child) = &node.edges[at].child else {
             continue;
         };
-        if !range.shares_prefix(child.translation.strip) {
+        if !child.translation.fits(&range) {
             report(
                 "T2",
                 format!(
-                    "edge {at} strips {} bytes that its keys do not share",
+                    "edge {at} strips {} bytes that its keys do not share, or its numbers leave \
+                     their bytes",
                     child.translation.strip
                 ),
             );
@@ -160,7 +161,7 @@ pub(crate) fn check_skeleton(handle: &Handle, node: &Skeleton) -> Vec<String> {
     }
     let mut last = None;
     for seg in &node.segs {
-        if !seg.clip.shares_prefix(seg.translation.strip) || seg.clip.is_empty() {
+        if !seg.translation.fits(&seg.clip) || seg.clip.is_empty() {
             report(
                 "T2",
                 format!(
@@ -198,13 +199,13 @@ fn check_ranges(nodes: &NodeCache, handle: &Handle, node: &Skeleton) -> Result<V
             continue;
         };
         let range = node.edge_range(at);
-        if child.node.kind() != Kind::Skeleton || !range.shares_prefix(child.translation.strip) {
+        if child.node.kind() != Kind::Skeleton || !child.translation.fits(&range) {
             continue;
         }
         let Some(below) = if_readable(nodes.skeleton(&child.node))? else {
             continue;
         };
-        if !below.range().covers(&child.translation.range(&range)) {
+        if !child.translation.leads_into(&range, &below.range()) {
             found.push(format!(
                 "T8 node {}: edge {at} shows more of node {} than there is",
                 handle.id().0,

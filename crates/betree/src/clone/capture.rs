@@ -134,9 +134,12 @@ impl Layer {
                 part,
                 translation: inside,
             } => {
-                let there = inside.inverse(&part.lo).then(translation);
-                for (key, point) in run.points_in(&inside.range(part)) {
-                    all.push_point(there.key(key), point.clone());
+                let image = inside.range(part);
+                let there = inside.inverse(&part.lo).then(translation, &image.lo);
+                for (key, point) in run.points_in(&image) {
+                    if there.maps(key) {
+                        all.push_point(there.key(key), point.clone());
+                    }
                 }
             }
             Layer::Points {
@@ -308,7 +311,8 @@ pub(crate) fn capture(
     }
     // The translation to the key space of the node that is made.
     let down = match (&descent.node, &descent.lca) {
-        (Some((_, translation)), Some(_)) => translation.clone(),
+        // Messages about other keys than those that a moved number ends wait above.
+        (Some((_, translation)), Some(_)) if translation.keeps_rest() => translation.clone(),
         _ => Translation::identity(),
     };
     let above = capture.join(descent.above, &down)?;
@@ -318,7 +322,11 @@ pub(crate) fn capture(
         }
         (Some((_, translation)), Some(skeleton)) => {
             store.counters.took(StructuralPath::Unshares);
-            compacted.in_order(skeleton.clipped(&translation.range(range)))
+            let copy = compacted.in_order(skeleton.clipped(&translation.range(range)));
+            match translation.keeps_rest() {
+                true => copy,
+                false => copy.seen_through(&translation, range),
+            }
         }
         (Some((leaf, translation)), None) => capture.over_leaf(leaf, translation)?,
         (None, _) => Skeleton::empty(1, range.clone()),
@@ -368,16 +376,16 @@ impl Capture<'_> {
             .child
             .as_ref()
             .is_none_or(|c| c.node.kind() == Kind::Leaf);
-        if !skeleton.edge_range(at).covers(&inside)
+        if !translation.leads_into(self.range, &skeleton.edge_range(at))
             || is_lowest && self.holds_much(&skeleton, edge, &inside)?
         {
             descent.lca = Some(skeleton);
             return Ok(false);
         }
-        descent.node = edge
-            .child
-            .as_ref()
-            .map(|c| (c.node.clone(), translation.then(&c.translation)));
+        descent.node = edge.child.as_ref().map(|c| {
+            let translation = translation.then(&c.translation, &self.range.lo);
+            (c.node.clone(), translation)
+        });
         let out = translation.inverse(&self.range.lo);
         let seen = (&inside, &translation, &out);
         for seg in skeleton.visible(edge) {
@@ -421,13 +429,20 @@ impl Capture<'_> {
         if seg.ranges_step() >= watermark && run.has_ranges() {
             let segs = std::slice::from_ref(seg);
             let mut part = gather_range(self.nodes, inside, watermark, segs)?.extract(inside, out);
-            let cover = part.take_cover(self.range);
+            // Zeros may have been added to the begin of the source.
+            let cover = match translation.keeps_rest() {
+                true => part.take_cover(self.range),
+                false => part.take_cover(&translation.back(self.range, inside)),
+            };
             descent.above.push(Layer::Messages(part));
             return Ok(cover);
         }
         let part = seg.translation.range(&clip);
-        let clip = out.range(&clip);
-        let translation = translation.then(&seg.translation);
+        let clip = translation.back(self.range, &clip);
+        if clip.is_empty() {
+            return Ok(None);
+        }
+        let translation = translation.then(&seg.translation, &clip.lo);
         descent.above.push(if self.is_worth_sharing(&run, &part)? {
             Layer::Segment(SegRef {
                 clip,
@@ -472,10 +487,11 @@ impl Capture<'_> {
                 Joined::Messages(run) => self.maker.push_run(&mut copy, run),
                 Joined::Segment(seg) => {
                     self.sharing.mark(&seg.run);
+                    let clip = down.range(&seg.clip);
                     copy.segs.push(SegRef {
                         ord: copy.next_ord,
-                        clip: down.range(&seg.clip),
-                        translation: out.then(&seg.translation),
+                        translation: out.then(&seg.translation, &clip.lo),
+                        clip,
                         ..seg
                     });
                     copy.next_ord += 1;

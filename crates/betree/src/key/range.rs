@@ -60,6 +60,14 @@ impl KeyRange {
         }
     }
 
+    /// A range without keys.
+    pub(crate) fn none() -> Self {
+        Self {
+            lo: Bytes::new(),
+            hi: Some(Bytes::new()),
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         !below(&self.lo, self.hi.as_deref())
     }
@@ -187,7 +195,7 @@ mod tests {
         for range in ranges(2) {
             for strip in 0..=range.common_prefix_len() {
                 for prepend in keys(1) {
-                    let f = Translation { strip, prepend };
+                    let f = Translation::replacing(strip, prepend);
                     let image = f.range(&range);
                     let back = f.inverse(&range.lo);
                     assert_eq!(back.range(&image).lo, range.lo);
@@ -211,19 +219,13 @@ mod tests {
             for p1 in keys(2) {
                 for s2 in 0..=2 {
                     for p2 in keys(1) {
-                        let f = Translation {
-                            strip: s1,
-                            prepend: p1.clone(),
-                        };
-                        let g = Translation {
-                            strip: s2,
-                            prepend: p2,
-                        };
+                        let f = Translation::replacing(s1, p1.clone());
+                        let g = Translation::replacing(s2, p2);
                         for k in probes
                             .iter()
                             .filter(|k| k.len() >= s1 && k.len() - s1 + p1.len() >= s2)
                         {
-                            assert_eq!(f.then(&g).key(k), g.key(&f.key(k)));
+                            assert_eq!(f.then(&g, k).key(k), g.key(&f.key(k)));
                         }
                     }
                 }

@@ -311,10 +311,14 @@ impl Buffer {
         let back = translation.inverse(&range.lo);
         for (lo, entry) in newer.ranges_in(range) {
             let clipped = KeyRange::new(lo.clone(), entry.hi.clone()).intersect(range);
-            self.add_range(translation.range(&clipped), entry.msg.behind(&back));
+            let image = translation.range(&clipped);
+            let msg = entry.msg.behind(&back, &image.lo);
+            self.add_range(image, msg);
         }
         for (key, point) in newer.points_in(range) {
-            self.add_point(translation.key(key), point.clone());
+            if translation.maps(key) {
+                self.add_point(translation.key(key), point.clone());
+            }
         }
     }
 
@@ -324,10 +328,14 @@ impl Buffer {
         let back = translation.inverse(&range.lo);
         for (lo, entry) in self.ranges_in(range) {
             let clipped = KeyRange::new(lo.clone(), entry.hi.clone()).intersect(range);
-            out.add_range(translation.range(&clipped), entry.msg.behind(&back));
+            let image = translation.range(&clipped);
+            let msg = entry.msg.behind(&back, &image.lo);
+            out.add_range(image, msg);
         }
         for (key, point) in self.points_in(range) {
-            out.push_point(translation.key(key), point.clone());
+            if translation.maps(key) {
+                out.push_point(translation.key(key), point.clone());
+            }
         }
         out
     }

@@ -176,13 +176,13 @@ pub(crate) enum RangeMsg {
 }
 
 impl RangeMsg {
-    /// The same message in the key space that `translation` maps from: its keys are translated
-    /// first.
-    pub(crate) fn behind(&self, translation: &Translation) -> RangeMsg {
+    /// The same message in the key space that `translation` maps from, for a range there that begins
+    /// with `lo`: its keys are translated first.
+    pub(crate) fn behind(&self, translation: &Translation, lo: &Bytes) -> RangeMsg {
         match self {
             RangeMsg::Null => RangeMsg::Null,
             RangeMsg::Goto(t) => RangeMsg::Goto(Target {
-                translation: translation.then(&t.translation),
+                translation: translation.then(&t.translation, lo),
                 node: t.node.clone(),
             }),
         }

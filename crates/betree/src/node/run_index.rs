@@ -394,7 +394,7 @@ fn take_range_message(
             let translation = take_translation(r)?;
             let (id, height) = (r.u64()?, take_height(r)?);
             // A target of the greatest height could have no node above it.
-            if !range.shares_prefix(translation.strip) || height == u32::MAX {
+            if !translation.fits(&range) || height == u32::MAX {
                 return Err(MALFORMED);
             }
             RangeMsg::Goto(Target {

@@ -241,14 +241,65 @@ impl Skeleton {
         for edge in &mut self.edges {
             edge.lo = down.key(&edge.lo);
             if let Some(child) = &mut edge.child {
-                child.translation = up.then(&child.translation);
+                child.translation = up.then(&child.translation, &edge.lo);
             }
         }
         for seg in &mut self.segs {
             seg.clip = down.range(&seg.clip);
             if !failpoints::is_on(Fault::TranslationStale) {
-                seg.translation = up.then(&seg.translation);
+                seg.translation = up.then(&seg.translation, &seg.clip.lo);
             }
+        }
+    }
+
+    /// The node as `range` shows it through `translation`, in the key space of `range`. Its own range
+    /// covers the image of `range`.
+    pub(crate) fn seen_through(&self, translation: &Translation, range: &KeyRange) -> Skeleton {
+        let image = translation.range(range);
+        if image.is_empty() {
+            return Skeleton::empty(self.height, range.clone());
+        }
+        let part = self.clipped(&image);
+        let mut edges: Vec<Edge> = Vec::with_capacity(part.edges.len());
+        for (at, edge) in part.edges.iter().enumerate() {
+            let lo = match at {
+                0 => Some(range.lo.clone()),
+                _ => translation.border(&range.lo, &edge.lo),
+            };
+            let Some(lo) = lo.filter(|lo| range.contains(lo)) else {
+                break;
+            };
+            // No key between the two has an image.
+            if edges.last().is_some_and(|last| last.lo >= lo) {
+                edges.pop();
+            }
+            let is_stale = !translation.keeps_rest() && failpoints::is_on(Fault::DistanceStale);
+            edges.push(Edge {
+                child: edge.child.as_ref().map(|child| Child {
+                    translation: match is_stale {
+                        true => child.translation.clone(),
+                        false => translation.then(&child.translation, &lo),
+                    },
+                    ..child.clone()
+                }),
+                lo,
+                watermark: edge.watermark,
+            });
+        }
+        let segs = part.segs.iter().filter_map(|seg| {
+            let clip = translation.back(range, &seg.clip);
+            (!clip.is_empty()).then(|| SegRef {
+                translation: translation.then(&seg.translation, &clip.lo),
+                clip,
+                ..seg.clone()
+            })
+        });
+        Skeleton {
+            height: part.height,
+            hi: range.hi.clone(),
+            segs: segs.collect(),
+            edges,
+            next_ord: part.next_ord,
         }
     }
 
@@ -420,9 +471,9 @@ impl Skeleton {
         }
         for at in 0..node.edges.len() {
             let range = node.edge_range(at);
-            let strip = node.edges[at].child.as_ref();
-            let strip = strip.map_or(0, |child| child.translation.strip);
-            if range.is_empty() || !range.shares_prefix(strip) {
+            let child = node.edges[at].child.as_ref();
+            let fits = child.is_none_or(|child| child.translation.fits(&range));
+            if range.is_empty() || !fits {
                 return Err(MALFORMED);
             }
         }
@@ -490,7 +541,7 @@ impl SegRef {
         let clip = KeyRange::new(lo, near.take_hi(r)?);
         let translation = take_translation(r)?;
         let (goto_height, bytes) = (take_height(r)?, r.varint()?);
-        if clip.is_empty() || !clip.shares_prefix(translation.strip) {
+        if clip.is_empty() || !translation.fits(&clip) {
             return Err(MALFORMED);
         }
         Ok(Self {

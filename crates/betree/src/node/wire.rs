@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use ramet_block::encoding::{DecodeError, Reader, Writer};
 
-use crate::key::translation::Translation;
+use crate::key::translation::{NUMBER_BYTES_MAX, Rest, Translation};
 
 pub(crate) fn put_bytes(w: &mut Writer, bytes: &[u8]) {
     w.bytes(bytes);
@@ -31,18 +31,51 @@ pub(crate) fn take_hi(r: &mut Reader<'_>) -> std::result::Result<Option<Bytes>, 
     }
 }
 
+/// The kinds of [`Rest`] as they are encoded, and one more than the greatest.
+const REST_KEPT: u64 = 0;
+const REST_NUMBER: u64 = 1;
+const REST_NOTHING: u64 = 2;
+const REST_KINDS: u64 = 3;
+
 pub(crate) fn put_translation(w: &mut Writer, translation: &Translation) {
-    w.varint(translation.strip as u64);
+    let kind = match translation.rest {
+        Rest::Kept => REST_KEPT,
+        Rest::Number { .. } => REST_NUMBER,
+        Rest::Nothing => REST_NOTHING,
+    };
+    w.varint(REST_KINDS * translation.strip as u64 + kind);
     put_bytes(w, &translation.prepend);
+    if let Rest::Number { from, to, add } = translation.rest {
+        w.u8(from);
+        w.u8(to);
+        w.varint(add);
+    }
 }
 
 pub(crate) fn take_translation(
     r: &mut Reader<'_>,
 ) -> std::result::Result<Translation, DecodeError> {
-    let strip = usize::try_from(r.varint()?).map_err(|_| MALFORMED)?;
+    let first = r.varint()?;
+    let strip = usize::try_from(first / REST_KINDS).map_err(|_| MALFORMED)?;
+    let prepend = Bytes::copy_from_slice(take_bytes(r)?);
+    let rest = match first % REST_KINDS {
+        REST_KEPT => Rest::Kept,
+        REST_NUMBER => {
+            let (from, to, add) = (r.u8()?, r.u8()?, r.varint()?);
+            let is_sound = usize::from(from.max(to)) <= NUMBER_BYTES_MAX
+                && (usize::from(to) == NUMBER_BYTES_MAX || add >> (8 * to) == 0);
+            if !is_sound {
+                return Err(MALFORMED);
+            }
+            Rest::Number { from, to, add }
+        }
+        REST_NOTHING if strip == 0 && prepend.is_empty() => Rest::Nothing,
+        _ => return Err(MALFORMED),
+    };
     Ok(Translation {
         strip,
-        prepend: Bytes::copy_from_slice(take_bytes(r)?),
+        prepend,
+        rest,
     })
 }
 

@@ -233,6 +233,9 @@ impl MappedCursor {
 
     /// Goes to the next point; `false` when there is none.
     pub(crate) fn advance(&mut self, nodes: &NodeCache) -> Result<bool> {
+        if !self.back.keeps_rest() {
+            return self.advance_moved(nodes);
+        }
         self.at += 1;
         while self.at >= self.end {
             if !self.load(nodes)? {
@@ -255,6 +258,32 @@ impl MappedCursor {
             }
         }
         Ok(true)
+    }
+
+    /// The same where the numbers of keys are moved: points whose keys have no image are passed over.
+    fn advance_moved(&mut self, nodes: &NodeCache) -> Result<bool> {
+        loop {
+            self.at += 1;
+            while self.at >= self.end {
+                if !self.load(nodes)? {
+                    return Ok(false);
+                }
+            }
+            let inside = match &self.source {
+                Source::Disk(disk) => {
+                    let block = disk.block.as_ref().expect("a block is loaded");
+                    let (rest, value) = block.rest_and_value(self.at);
+                    self.value = value;
+                    Bytes::from([block.prefix(), rest].concat())
+                }
+                Source::Mem(mem) => mem.page[self.at].0.clone(),
+            };
+            if self.back.maps(&inside) {
+                self.key.clear();
+                self.key.extend_from_slice(&self.back.bytes(&inside));
+                return Ok(true);
+            }
+        }
     }
 
     /// Loads the next block or page; `false` when there is none.

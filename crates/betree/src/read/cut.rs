@@ -138,13 +138,10 @@ fn under_range(
     lo: &Bytes,
     end: &mut Option<Bytes>,
 ) -> Option<Base> {
-    let back = translation.inverse(lo);
     // A bound whose key does not translate back is no border within the piece.
     let mut shrink = |bound: Option<Bytes>| {
-        if let Some(bound) = bound
-            && bound.starts_with(&translation.prepend)
-        {
-            *end = min_hi(end.take(), Some(back.key(&bound)));
+        if let Some(border) = bound.and_then(|bound| translation.border(lo, &bound)) {
+            *end = min_hi(end.take(), Some(border));
         }
     };
     match run.range_at(&translation.key(lo)) {
@@ -153,7 +150,7 @@ fn under_range(
             Some(match msg {
                 RangeMsg::Null => Base::Nothing,
                 RangeMsg::Goto(target) => {
-                    Base::Node(target.node, translation.then(&target.translation))
+                    Base::Node(target.node, translation.then(&target.translation, lo))
                 }
             })
         }

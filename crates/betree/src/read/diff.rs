@@ -266,9 +266,9 @@ fn height(base: &Base) -> Option<u32> {
 
 /// Whether two translations map the keys of a range that begins with `lo` alike. Both are defined
 /// there, so all keys share the bytes that either strips: the results are equal for all keys if
-/// they are equal for `lo`.
+/// they are equal for `lo`, and both are defined for keys of the same lengths.
 fn same_translation(a: &Translation, b: &Translation, lo: &Bytes) -> bool {
-    a == b || a.key(lo) == b.key(lo)
+    a == b || a.key_bytes() == b.key_bytes() && a.key(lo) == b.key(lo)
 }
 
 fn same_base(a: &Frame, b: &Frame) -> bool {
@@ -369,7 +369,9 @@ impl Pair {
             if found.as_ref().is_some_and(Point::is_final) {
                 break;
             }
-            if let Some(older) = run.point(nodes, &translation.key(key))? {
+            if translation.maps(key)
+                && let Some(older) = run.point(nodes, &translation.key(key))?
+            {
                 found = Some(match found {
                     Some(newer) => newer.over(&older),
                     None => older,

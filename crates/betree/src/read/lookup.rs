@@ -10,6 +10,7 @@ use crate::key::translation::Translation;
 use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg};
 use crate::node::run_view::{RangeAt, RunView};
+use crate::node::skeleton::SegRef;
 use crate::read::cut::{Base, check_falls, outside};
 use crate::store::cache::NodeCache;
 
@@ -53,6 +54,9 @@ pub(crate) fn descend(
             }
         };
         if !translation.is_identity() {
+            if !translation.maps(&key) {
+                return Ok(found.unwrap_or(Point::Delete).apply(None));
+            }
             key = translation.key(&key);
         }
         bump(&nodes.counters.node_visits);
@@ -73,7 +77,8 @@ pub(crate) fn descend(
         let mut next = edge.child.as_ref().map_or(Base::Nothing, |c| {
             Base::Node(c.node.clone(), c.translation.clone())
         });
-        for seg in skeleton.visible(edge).filter(|s| s.clip.contains(&key)) {
+        let shows = |s: &&SegRef| s.clip.contains(&key) && s.translation.maps(&key);
+        for seg in skeleton.visible(edge).filter(shows) {
             bump(&nodes.counters.node_visits);
             let run = nodes.run(&seg.run)?;
             let moved = (!seg.translation.is_identity()).then(|| seg.translation.key(&key));
@@ -92,7 +97,7 @@ pub(crate) fn descend(
                 match run.range_at(inside) {
                     RangeAt::Covered(_, RangeMsg::Null) => next = Base::Nothing,
                     RangeAt::Covered(_, RangeMsg::Goto(t)) => {
-                        next = Base::Node(t.node, seg.translation.then(&t.translation))
+                        next = Base::Node(t.node, seg.translation.then(&t.translation, &key))
                     }
                     RangeAt::Until(_) => continue,
                 }

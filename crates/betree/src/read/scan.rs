@@ -23,7 +23,7 @@ use crate::node::run_view::RunView;
 use crate::node::skeleton::{SegRef, Skeleton};
 use crate::read::ahead::has_at_hand;
 use crate::read::cursor::{AHEAD_MAX, Left, MappedCursor, Merge};
-use crate::read::cut::{Base, NEIGHBOURS_MAX, check_falls, cut, cut_buffer};
+use crate::read::cut::{Base, Cut, NEIGHBOURS_MAX, check_falls, cut, cut_buffer};
 use crate::read::lookup::View;
 use crate::store::cache::Keeping;
 use crate::store::cache::NodeCache;
@@ -447,6 +447,15 @@ impl TreeScan {
             overlays,
         } = frame;
         let inside = translation.range(&range);
+        if inside.is_empty() {
+            self.frames.push(Frame {
+                range,
+                reach,
+                base: Base::Nothing,
+                overlays,
+            });
+            return Ok(());
+        }
         let eager = self.ahead == AHEAD_MAX && matches!(same, Base::Node(..));
         if eager {
             load_front(prefetch, skeleton, &inside);
@@ -461,17 +470,7 @@ impl TreeScan {
         if let Base::Node(here, _) = &same {
             check_falls(here.height(), &piece.base)?;
         }
-        let back = translation.inverse(&range.lo);
-        let below_reach = translation.hi(&range.lo[..translation.strip], reach.as_ref());
-        let below_reach = match piece.reach {
-            Some(hi) if below(&hi, below_reach.as_deref()) => Some(back.key(&hi)),
-            _ => reach.clone(),
-        };
-        let end = if piece.hi == inside.hi {
-            range.hi.clone()
-        } else {
-            piece.hi.as_ref().map(|hi| back.key(hi))
-        };
+        let (end, below_reach) = ends(&piece, translation, (&range, &inside), reach.as_ref());
         if end != range.hi
             && let Some(end) = &end
         {
@@ -486,10 +485,10 @@ impl TreeScan {
         let below = piece
             .overlays
             .into_iter()
-            .map(|(run, f)| (run, translation.then(&f)));
+            .map(|(run, f)| (run, translation.then(&f, &range.lo)));
         let overlays = overlays.iter().cloned().chain(below).collect();
         let base = match piece.base {
-            Base::Node(node, f) => Base::Node(node, translation.then(&f)),
+            Base::Node(node, f) => Base::Node(node, translation.then(&f, &range.lo)),
             other => other,
         };
         self.frames.push(Frame {
@@ -500,6 +499,28 @@ impl TreeScan {
         });
         Ok(())
     }
+}
+
+/// The end of a piece that was cut off `inside`, the image of `range`, and the key up to which its
+/// base shows through the same translation, in the key space of `range`.
+fn ends(
+    piece: &Cut,
+    translation: &Translation,
+    (range, inside): (&KeyRange, &KeyRange),
+    reach: Option<&Bytes>,
+) -> (Option<Bytes>, Option<Bytes>) {
+    let back = |bound: &Bytes| translation.border(&range.lo, bound);
+    let end = match &piece.hi {
+        hi if *hi == inside.hi => range.hi.clone(),
+        // Zeros may have been added to the end of `range`.
+        hi => min_hi(hi.as_ref().and_then(back), range.hi.clone()),
+    };
+    let below_reach = translation.hi(&range.lo, reach);
+    let reach = match &piece.reach {
+        Some(hi) if below(hi, below_reach.as_deref()) => min_hi(back(hi), reach.cloned()),
+        _ => reach.cloned(),
+    };
+    (end, reach)
 }
 
 /// Loads the segments over the first edge of `skeleton` that a scan of `inside` meets, and the

@@ -228,8 +228,15 @@ fn next_alike(node: &Skeleton, at: usize) -> Option<Range<usize>> {
         let child = edge.child.as_ref();
         let child = child.filter(|child| child.node.height() >= HEIGHT_LEAST)?;
         // The keys of two edges that lose the same bytes share them with all keys between.
-        let Translation { strip, prepend } = child.translation.clone();
-        Some((child.node.id().0, edge.lo.slice(..strip), prepend))
+        let down = &child.translation;
+        let shown = || {
+            (
+                child.node.id().0,
+                edge.lo.slice(..down.strip),
+                down.prepend.clone(),
+            )
+        };
+        down.keeps_rest().then(shown)
     };
     let mut last = HashMap::new();
     for at in at..node.edges.len() {
@@ -286,13 +293,13 @@ fn with_edges(
             continue;
         }
         made.edges.push(Edge {
-            lo: inside.lo,
             // No message of the host is for it.
             watermark: whole.next_step(),
             child: edge.child.as_ref().map(|child| Child {
-                translation: up.then(&child.translation),
+                translation: up.then(&child.translation, &inside.lo),
                 ..child.clone()
             }),
+            lo: inside.lo,
         });
         waits.push(unsettled.0[at]);
     }

@@ -5,6 +5,7 @@
 
 use crate::counters::Counters;
 use crate::error::{Error, Result};
+use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
 use crate::node::skeleton::{Child, Edge, Skeleton};
 use crate::paths::StructuralPath;
@@ -17,6 +18,18 @@ use crate::store::cache::NodeCache;
 use crate::store::sharing::Sharing;
 use crate::store::store::Store;
 use crate::store::unflattenable::Unflattenable;
+
+/// The node `whole` as an edge of `range` shows it, without the first `lift` bytes of its keys.
+fn shown(whole: &Skeleton, down: &Translation, range: &KeyRange, lift: usize) -> Skeleton {
+    if down.keeps_rest() {
+        let mut copy = whole.clipped(&down.range(range));
+        copy.lift(down.prepend.len() + lift - down.strip);
+        return copy;
+    }
+    let mut copy = whole.seen_through(down, range);
+    copy.lift(lift);
+    copy
+}
 
 /// Opens and closes interior children of a node.
 #[derive(Clone, Copy)]
@@ -56,10 +69,11 @@ impl<'a> Children<'a> {
             .as_ref()
             .expect("only edges with an interior child are opened");
         let is_shared = self.survey.is_shared(&node.edges[at])?;
+        let lift = range.common_prefix_len();
         let whole = self.nodes.skeleton(&child.node)?;
         let before = whole.range();
         let seen = child.translation.range(&range);
-        if !before.covers(&seen) {
+        if !child.translation.leads_into(&range, &before) {
             // Messages that are pushed there would be lost.
             return Err(Error::Corrupt {
                 what: "skeleton",
@@ -67,13 +81,9 @@ impl<'a> Children<'a> {
                 detail: format!("T8: node {} does not cover its edge", child.node.id().0),
             });
         }
-        let mut copy = whole.clipped(&seen);
-        let clipped = copy.range();
+        let mut copy = shown(&whole, &child.translation, &range, lift);
         let last = copy.edges.len() - 1;
-        for (at, cut) in [
-            (0, before.lo != clipped.lo),
-            (last, before.hi != clipped.hi),
-        ] {
+        for (at, cut) in [(0, before.lo != seen.lo), (last, before.hi != seen.hi)] {
             if cut && let Some(child) = copy.edges[at].child.take() {
                 copy.edges[at].child = self.narrower.narrow(child, &copy.edge_range(at))?;
             }
@@ -82,8 +92,6 @@ impl<'a> Children<'a> {
             self.counters.took(StructuralPath::Unshares);
             self.sharing.mark_children(&copy);
         }
-        let lift = range.common_prefix_len();
-        copy.lift(child.translation.prepend.len() + lift - child.translation.strip);
         Ok((copy, lift))
     }
 
@@ -93,9 +101,8 @@ impl<'a> Children<'a> {
         let child = node.edges[at].child.as_ref();
         let child = child.expect("it was opened");
         let whole = self.nodes.skeleton(&child.node)?;
-        let mut copy = whole.clipped(&child.translation.range(&node.edge_range(at)));
-        copy.lift(child.translation.prepend.len() + lift - child.translation.strip);
-        Ok(copy)
+        let range = node.edge_range(at);
+        Ok(shown(&whole, &child.translation, &range, lift))
     }
 
     /// The edges of the parent for a child that was opened and changed.
@@ -140,7 +147,7 @@ impl<'a> Children<'a> {
                     lo: up.key(&e.lo),
                     watermark,
                     child: e.child.as_ref().map(|c| Child {
-                        translation: down.then(&c.translation),
+                        translation: down.then(&c.translation, &up.key(&e.lo)),
                         ..c.clone()
                     }),
                 }));

@@ -81,7 +81,7 @@ impl Skeleton {
             && before.watermark == edge.watermark
             && one.node.id() == other.node.id()
             && one.translation == other.translation
-            && both().shares_prefix(other.translation.strip)
+            && other.translation.fits(&both())
     }
 }
 
@@ -224,12 +224,7 @@ impl<'a> Converter<'a> {
                     continue;
                 }
                 hi = min_hi(hi, seg.clip.hi.clone());
-                let back = seg.translation.inverse(&lo);
-                let border = |bound: Option<Bytes>| {
-                    bound
-                        .filter(|b| b.starts_with(&seg.translation.prepend))
-                        .map(|b| back.key(&b))
-                };
+                let border = |bound: Option<Bytes>| seg.translation.border(&lo, &bound?);
                 match run.range_at(&seg.translation.key(&lo)) {
                     RangeAt::Until(next) => {
                         if let Some(next) = border(next) {
@@ -244,7 +239,7 @@ impl<'a> Converter<'a> {
                         let child = match msg {
                             RangeMsg::Null => None,
                             RangeMsg::Goto(t) => Some(Child {
-                                translation: seg.translation.then(&t.translation),
+                                translation: seg.translation.then(&t.translation, &lo),
                                 node: t.node,
                                 live_bytes: 0,
                             }),
@@ -378,10 +373,7 @@ mod tests {
             child: Some(child.clone()),
         };
         let seen_as = |strip: usize, prepend: &'static str| Child {
-            translation: Translation {
-                strip,
-                prepend: Bytes::from_static(prepend.as_bytes()),
-            },
+            translation: Translation::replacing(strip, Bytes::from_static(prepend.as_bytes())),
             ..child.clone()
         };
         // Edges from "da" to "eb".

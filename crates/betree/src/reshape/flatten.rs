@@ -335,7 +335,7 @@ impl Builder<'_> {
                 let whole = KeyRange::new(last.lo.clone(), range.hi.clone());
                 a.node.id() == b.node.id()
                     && a.translation == b.translation
-                    && whole.shares_prefix(a.translation.strip)
+                    && a.translation.fits(&whole)
             }
             _ => false,
         }

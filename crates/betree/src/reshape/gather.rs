@@ -134,10 +134,11 @@ pub(crate) fn gather_range(
         }
         let run = nodes.run(&seg.run)?;
         let inside = seg.translation.range(&part);
-        let back = seg.translation.inverse(&part.lo);
         if seg.ranges_step() >= watermark {
             for (covered, msg) in run.ranges_in(&inside) {
-                all.add_range(back.range(&covered), msg.behind(&seg.translation));
+                let covered = seg.translation.back(&part, &covered);
+                let msg = msg.behind(&seg.translation, &covered.lo);
+                all.add_range(covered, msg);
             }
         }
         let mut cursor = MappedCursor::new(&run, &part, &seg.translation, AHEAD_MAX);

@@ -51,9 +51,13 @@ impl<'a> Narrower<'a> {
                 return Ok(Some(child));
             };
             let inside = child.translation.range(range);
+            if inside.is_empty() {
+                return Ok(None);
+            }
             let at = node.edge_of(&inside.lo);
             let sees = || if_readable(self.sees_messages(&node, at, &inside));
-            if !node.edge_range(at).covers(&inside) || sees()?.unwrap_or(true) {
+            let leads_on = child.translation.leads_into(range, &node.edge_range(at));
+            if !leads_on || sees()?.unwrap_or(true) {
                 child.live_bytes = node.live_bytes_in(&inside);
                 return Ok(Some(child));
             }
@@ -61,7 +65,7 @@ impl<'a> Narrower<'a> {
                 return Ok(None);
             };
             child = Child {
-                translation: child.translation.then(&below.translation),
+                translation: child.translation.then(&below.translation, &range.lo),
                 ..below.clone()
             };
         }

@@ -144,9 +144,8 @@ impl<'a> Survey<'a> {
                 sum.dropped += pressure.deletes * self.point_bytes_below(edge)?;
             }
             if pressure.count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
-                let back = seg.translation.inverse(&part.lo);
                 for (covered, _) in run.ranges_in(&inside) {
-                    let covered = back.range(&covered);
+                    let covered = seg.translation.back(&part, &covered);
                     sum.ranges += 1;
                     sum.dropped += self.bytes_below(edge, &covered)?;
                     if edge.child.is_none() {
@@ -175,9 +174,8 @@ impl<'a> Survey<'a> {
                 if part.is_empty() || seg.ranges_step() < watermark {
                     continue;
                 }
-                let back = seg.translation.inverse(&part.lo);
                 for (covered, _) in run.ranges_in(&seg.translation.range(&part)) {
-                    let covered = back.range(&covered);
+                    let covered = seg.translation.back(&part, &covered);
                     for (older, sum) in node.segs[..newer].iter().zip(&mut sum) {
                         if older.bytes >= least && older.points_step() >= watermark {
                             *sum += self.bytes_of(older, &covered)? as u64;

@@ -194,13 +194,13 @@ pub(crate) fn cut_out(
     };
     let messages = gather_range(children.nodes, &range, node.edges[at].watermark, &node.segs)?;
     let inside = child.translation.range(&range);
-    let up = child.translation.inverse(&range.lo);
     let below = children.nodes.skeleton(&child.node)?;
     let pivots: Vec<Bytes> = below
         .edges
         .iter()
         .filter(|e| e.lo > inside.lo && inside.contains(&e.lo))
-        .map(|e| up.key(&e.lo))
+        .filter_map(|e| child.translation.border(&range.lo, &e.lo))
+        .filter(|pivot| range.contains(pivot))
         .collect();
     // Pushed messages are written again when they reach the leaves.
     let budget = usize::try_from(left / 3).unwrap_or(usize::MAX);

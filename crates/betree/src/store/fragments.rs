@@ -81,11 +81,14 @@ impl Skeleton {
                 continue;
             };
             let image = seg.translation.range(&seg.clip);
-            let back = seg.translation.inverse(&seg.clip.lo);
             for part in parts {
                 let inside = image.intersect(&part.range);
-                if !inside.is_empty() {
-                    let clip = back.range(&inside).intersect(&seg.clip);
+                if inside.is_empty() {
+                    continue;
+                }
+                let clip = seg.translation.back(&seg.clip, &inside);
+                let clip = clip.intersect(&seg.clip);
+                if !clip.is_empty() {
                     segs.push(SegRef {
                         run: part.run.clone(),
                         clip,
@@ -105,8 +108,48 @@ impl Skeleton {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::handle::Kind;
     use crate::node::message::Point;
     use crate::node::message::RangeMsg;
+
+    /// The border of a fragment may have fewer bytes than the segment has in front of its keys.
+    #[test]
+    fn a_fragment_that_a_node_does_not_see_is_left_out() {
+        let store = crate::testing::store();
+        let segment = |id| {
+            let run = store.handles.recorded(NodeId(id), Kind::Segment, 0);
+            run.expect("no other kind is known")
+        };
+        let range = |lo: &'static str, hi: &'static str| KeyRange::new(lo.into(), Some(hi.into()));
+        let mut node = Skeleton::empty(1, range("1", "9"));
+        node.segs.push(SegRef {
+            run: segment(5),
+            ord: 0,
+            clip: range("1", "9"),
+            translation: Translation::prepending("aaaaaaaa".into()),
+            goto_height: 0,
+            bytes: 40,
+        });
+        node.next_ord = 1;
+        let fragment = |id, range| Fragment {
+            range,
+            run: segment(id),
+            bytes: 20,
+        };
+        let parts = vec![
+            fragment(6, range("a", "aaaaaaaa5")),
+            fragment(7, range("aaaaaaaa5", "b")),
+            fragment(8, range("b", "c")),
+        ];
+        let fragments = Fragments::from([(NodeId(5), parts)]);
+        let node = node.with_fragments(&fragments).expect("it was cut");
+        let seen = node
+            .segs
+            .iter()
+            .map(|seg| (seg.run.id().0, seg.clip.clone()));
+        let seen: Vec<_> = seen.collect();
+        assert_eq!(seen, [(6, range("1", "5")), (7, range("5", "9"))]);
+    }
 
     #[test]
     fn halves_hold_everything_once() {

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use crate::clone::capture::{Captured, CloneTerms, Prerequisite};
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
-use crate::key::translation::destination;
 use crate::node::buffer::Buffer;
 use crate::node::handle::Handle;
 use crate::node::message::{Point, RangeMsg};
@@ -53,7 +52,7 @@ fn replaces_many(ops: &[Op], buffer: &Buffer) -> bool {
     };
     ops.iter().any(|op| match op {
         Op::Put { .. } | Op::Delete { .. } | Op::Patch { .. } => false,
-        Op::DeleteRange { .. } | Op::CloneRange { .. } => {
+        Op::DeleteRange { .. } | Op::CloneRange { .. } | Op::CloneNumbers { .. } => {
             // A clone may replace its source too, if it is moved to a new node.
             op.written_ranges().any(&mut replaces)
         }
@@ -87,17 +86,13 @@ impl Inner {
                     state.buffer.add_range(range, msg);
                 }
             }
-            Op::CloneRange {
-                lo,
-                hi,
-                strip,
-                prefix,
-            } => {
-                let source = KeyRange::new(lo, hi);
+            Op::CloneRange { .. } | Op::CloneNumbers { .. } => {
+                let (source, there) = op.clones().expect("it is a clone");
                 if source.is_empty() {
                     return Ok(None);
                 }
-                let (range, back) = destination(&source, strip as usize, &prefix);
+                debug_assert!(there.fits(&source), "a batch is checked");
+                let range = there.range(&source);
                 let captured = match captured {
                     Some(captured) => captured,
                     None => self.clones.capture_in(state, &source, terms)?,
@@ -110,13 +105,14 @@ impl Inner {
                             made.push(target.node.clone());
                         }
                         // The destination may hold the source, or lie in it: it comes last.
+                        let back = there.inverse(&source.lo);
+                        let copy = msg.behind(&back, &range.lo);
                         if moves {
-                            state.buffer.add_range(source, msg.clone());
+                            state.buffer.add_range(source, msg);
                         }
-                        state.buffer.add_range(range, msg.behind(&back));
+                        state.buffer.add_range(range, copy);
                     }
                     Captured::Copy(run) => {
-                        let there = back.inverse(&range.lo);
                         state.buffer.add_mapped(&run, &source, &there);
                     }
                 }

@@ -1,10 +1,12 @@
 //! Batches: the changes of one atomic step.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::key::range::{KeyRange, successor_of_prefix};
-use crate::key::translation::destination;
+use crate::key::translation::{Rest, Translation};
 use crate::shape::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::tree::ingest::Ingest;
 
@@ -53,6 +55,20 @@ pub enum Op {
         /// Bytes that the copies gain in front.
         prefix: Bytes,
     },
+    /// The same for the keys of `from` and a big-endian number; the copies have the bytes `to` and as
+    /// many numbers from `first` on.
+    CloneNumbers {
+        /// Bytes before the numbers of the source.
+        from: Bytes,
+        /// Numbers of the source.
+        numbers: Range<u64>,
+        /// Bytes before the numbers of the copies.
+        to: Bytes,
+        /// Number of the first copy.
+        first: u64,
+        /// Bytes of a number.
+        width: u8,
+    },
     /// The range of the ingest, behind the prefix, holds exactly the entries of the ingest.
     Ingest {
         /// Bytes that the keys gain in front.
@@ -65,8 +81,33 @@ pub enum Op {
 impl Op {
     /// The range that a clone copies.
     pub(crate) fn source(&self) -> Option<KeyRange> {
+        self.clones().map(|(source, _)| source)
+    }
+
+    /// The range that a clone copies, and the translation from there to the copies.
+    pub(crate) fn clones(&self) -> Option<(KeyRange, Translation)> {
         match self {
-            Op::CloneRange { lo, hi, .. } => Some(KeyRange::new(lo.clone(), hi.clone())),
+            Op::CloneRange {
+                lo,
+                hi,
+                strip,
+                prefix,
+            } => Some((
+                KeyRange::new(lo.clone(), hi.clone()),
+                Translation::replacing(*strip as usize, prefix.clone()),
+            )),
+            Op::CloneNumbers {
+                from,
+                numbers,
+                to,
+                first,
+                width,
+            } => Some(Translation::of_numbers(
+                from,
+                numbers.clone(),
+                (to.clone(), *first),
+                *width,
+            )),
             _ => None,
         }
     }
@@ -79,15 +120,9 @@ impl Op {
                 (KeyRange::new(key.clone(), Some(next)), None)
             }
             Op::DeleteRange { lo, hi } => (KeyRange::new(lo.clone(), hi.clone()), None),
-            Op::CloneRange {
-                lo,
-                hi,
-                strip,
-                prefix,
-            } => {
-                let source = KeyRange::new(lo.clone(), hi.clone());
-                let copy =
-                    (!source.is_empty()).then(|| destination(&source, *strip as usize, prefix).0);
+            Op::CloneRange { .. } | Op::CloneNumbers { .. } => {
+                let (source, there) = self.clones().expect("it is a clone");
+                let copy = (!source.is_empty()).then(|| there.range(&source));
                 (source, copy)
             }
             Op::Ingest { .. } => (KeyRange::all(), None),
@@ -196,6 +231,26 @@ impl Batch {
         });
     }
 
+    /// Copies the keys that consist of `from` and a big-endian number of `width` bytes in `numbers`
+    /// to those of `to` and as many numbers from `first` on. They replace all keys in the range from
+    /// `to` and `first` to the end of the numbers there. Keys of other lengths are not copied. The
+    /// two ranges may overlap. [`Tree::apply`](crate::Tree::apply) refuses a width that is not 1 to
+    /// 8, and numbers that need more bytes.
+    pub fn clone_numbers(
+        &mut self,
+        (from, numbers): (impl Into<Bytes>, Range<u64>),
+        (to, first): (impl Into<Bytes>, u64),
+        width: u8,
+    ) {
+        self.ops.push(Op::CloneNumbers {
+            from: from.into(),
+            numbers,
+            to: to.into(),
+            first,
+            width,
+        });
+    }
+
     /// Copies every key that starts with `src` to the key with `dst` in place of `src`.
     pub fn clone_prefix(&mut self, src: impl Into<Bytes>, dst: impl Into<Bytes>) {
         let lo = src.into();
@@ -221,7 +276,7 @@ impl Batch {
     /// Whether it has clones.
     pub(crate) fn clones(&self) -> bool {
         let mut ops = self.ops.iter();
-        ops.any(|op| matches!(op, Op::CloneRange { .. }))
+        ops.any(|op| matches!(op, Op::CloneRange { .. } | Op::CloneNumbers { .. }))
     }
 
     /// Its ingests.
@@ -244,6 +299,7 @@ pub(crate) fn batch_bytes(batch: &Batch) -> usize {
             Op::DeleteRange { lo, .. } => 2 * lo.len() + 256,
             // At most a copy of a skeleton, a segment of messages that waited, and one of the GOTO.
             Op::CloneRange { lo, prefix, .. } => 2 * (lo.len() + prefix.len()) + 3 * 4096,
+            Op::CloneNumbers { from, to, .. } => 2 * (from.len() + to.len() + 16) + 3 * 4096,
             // The entries have their space already.
             Op::Ingest { prefix, ingest } => 2 * prefix.len() + ingest.record_bytes(),
         })
@@ -279,6 +335,22 @@ pub(crate) fn check(batch: &Batch) -> Result<()> {
                     ));
                 }
                 (lo, 0)
+            }
+            Op::CloneNumbers {
+                from, to, width, ..
+            } => {
+                if from.len().max(to.len()) + usize::from(*width) > KEY_BYTES_MAX {
+                    return Err(Error::Invalid("a key is too long"));
+                }
+                if op
+                    .clones()
+                    .is_some_and(|(_, there)| there.rest == Rest::Nothing)
+                {
+                    return Err(Error::Invalid(
+                        "a cloned number has more than its bytes, or these are not 1 to 8",
+                    ));
+                }
+                (from, 0)
             }
         };
         if key.len() > KEY_BYTES_MAX {

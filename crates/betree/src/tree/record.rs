@@ -53,6 +53,21 @@ pub(crate) fn encode(batch: &Batch, bytes: usize) -> Vec<u8> {
                 w.varint(u64::from(*strip));
                 w.bytes(prefix);
             }
+            Op::CloneNumbers {
+                from,
+                numbers,
+                to,
+                first,
+                width,
+            } => {
+                w.u8(6);
+                w.bytes(from);
+                w.varint(numbers.start);
+                w.varint(numbers.end);
+                w.bytes(to);
+                w.varint(*first);
+                w.u8(*width);
+            }
             Op::Ingest { prefix, ingest } => {
                 w.u8(5);
                 w.bytes(prefix);
@@ -98,6 +113,13 @@ pub(crate) fn decode(
                 prefix: take(&mut r)?,
                 ingest: Ingest::decode(&mut r, leaf_at)?,
             },
+            6 => Op::CloneNumbers {
+                from: take(&mut r)?,
+                numbers: r.varint()?..r.varint()?,
+                to: take(&mut r)?,
+                first: r.varint()?,
+                width: r.u8()?,
+            },
             _ => return Err(MALFORMED),
         };
         batch.ops.push(op);
@@ -123,6 +145,7 @@ mod tests {
         batch.patch("c", 7, "xyz");
         batch.delete_range("d", None);
         batch.clone_range("ea", Some("eb".into()), 1, "f");
+        batch.clone_numbers(("g", 3..9), ("h", 5), 8);
         let store = store();
         let mut place = Place {
             extent: Extent::new(0x20_0000, 0x1000),
@@ -145,6 +168,13 @@ mod tests {
         let mut put = Batch::new();
         put.put("a", "1");
         assert_eq!(encode(&put, 0), [1, 0, 1, b'a', 1, b'1']);
+        // And a clone of numbers.
+        let mut numbers = Batch::new();
+        numbers.clone_numbers(("g", 3..300), ("h", 5), 8);
+        assert_eq!(
+            encode(&numbers, 0),
+            b"\x01\x06\x01g\x03\xac\x02\x01h\x05\x08"
+        );
         for cut in 0..bytes.len() {
             assert!(decode(&bytes[..cut], &mut find).is_err(), "cut at {cut}");
         }

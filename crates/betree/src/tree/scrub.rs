@@ -360,12 +360,13 @@ impl Way {
     pub(crate) fn below(&self, range: &KeyRange, translation: &Translation) -> Way {
         let seen = self.range.as_ref().and_then(|seen| {
             let part = self.translation.range(seen).intersect(range);
-            (!part.is_empty()).then(|| self.translation.inverse(&seen.lo).range(&part))
+            (!part.is_empty()).then(|| self.translation.back(seen, &part))
         });
+        let seen = seen.filter(|seen| !seen.is_empty());
         match seen {
             Some(seen) => Way {
+                translation: self.translation.then(translation, &seen.lo),
                 range: Some(seen),
-                translation: self.translation.then(translation),
             },
             None => Way::hidden(),
         }

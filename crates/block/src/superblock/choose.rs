@@ -140,8 +140,8 @@ mod tests {
     #[test]
     fn choose_is_right_in_every_disk_situation() {
         use Slot::{Foreign, Good, Newer, Older, Torn, Unfinished, Unread, Zero};
-        let newer = "made by a newer version (format 10; this build knows up to 9)";
-        let older = "made by an older version (format 8; this build reads only 9)";
+        let newer = "made by a newer version (format 11; this build knows up to 10)";
+        let older = "made by an older version (format 9; this build reads only 10)";
         let unfinished = "mkfs was interrupted";
         let lost = "the newest superblock may be lost, generation";
         type Situation = ([[Slot; 2]; 2], Result<u64, &'static str>);

@@ -9,7 +9,7 @@ use crate::identity::Label;
 use crate::{BLOCK_BYTES, Extent, PageRef, checksum};
 
 /// Version of the format that this build reads and writes.
-pub const FORMAT_VERSION: u32 = 9;
+pub const FORMAT_VERSION: u32 = 10;
 
 /// Addresses of the copies of the two slots, in bytes.
 pub const SLOTS: [[u64; 2]; 2] = [[0, 98_304], [65_536, 32_768]];
@@ -441,7 +441,7 @@ pub(super) mod tests {
         let bytes = sample(6).encode();
         assert_eq!(bytes.len(), 4096);
         let mut want = Vec::new();
-        want.extend_from_slice(b"RAMETvol\x09\0\0\0\x01\0\0\x000123456789abcdef");
+        want.extend_from_slice(b"RAMETvol\x0a\0\0\0\x01\0\0\x000123456789abcdef");
         for word in [
             6u64,
             3,

@@ -105,12 +105,25 @@ impl Chunk {
                 changed += 1;
             }
         }
+        self.normalize();
+        changed
+    }
+
+    /// Makes those of the blocks `[first, last)` of the chunk exist that are wanted.
+    fn set_those(&mut self, blocks: Range<u64>, is_wanted: impl Fn(u64) -> bool) {
+        let bits = self.bits();
+        for block in blocks.filter(|block| is_wanted(*block)) {
+            bits[byte(block)] |= bit(block);
+        }
+        self.normalize();
+    }
+
+    fn normalize(&mut self) {
         match self.len() {
             0 => *self = Self::None,
             CHUNK_BLOCKS => *self = Self::All,
             _ => {}
         }
-        changed
     }
 
     fn bits(&mut self) -> &mut [u8; CHUNK_BYTES] {
@@ -237,19 +250,18 @@ impl Allocation {
     /// Makes as many blocks from `to` on exist as those of these blocks that exist in `source`, and
     /// no others. Tells the numbers of blocks that existed before and that exist now.
     pub(crate) fn copy(&mut self, source: &Self, blocks: Range<u64>, to: u64) -> (u64, u64) {
-        let removed = self.set(to..to + (blocks.end - blocks.start), false);
-        let mut added = 0;
-        for (chunk, part) in chunks_of(&blocks) {
-            let Some(from) = source.slots.get(&chunk) else {
-                continue;
-            };
-            let there = |block: u64| chunk * CHUNK_BLOCKS + block - blocks.start + to;
-            if from.chunk == Chunk::All {
-                added += self.set(there(part.start)..there(part.end), true);
-            } else {
-                for block in part.filter(|block| from.chunk.has(*block)) {
-                    added += self.set(there(block)..there(block + 1), true);
-                }
+        let (mut removed, mut added) = (0, 0);
+        for (chunk, part) in chunks_of(&(to..to + (blocks.end - blocks.start))) {
+            let first = chunk * CHUNK_BLOCKS + part.start - to + blocks.start;
+            let from = first..first + (part.end - part.start);
+            let exist = source.count(from.clone());
+            let target = &mut self.slot(chunk).chunk;
+            removed += target.set(part.clone(), false);
+            added += exist;
+            if exist == from.end - from.start {
+                target.set(part, true);
+            } else if exist > 0 {
+                target.set_those(part.clone(), |block| source.has(block - part.start + first));
             }
         }
         (removed, added)

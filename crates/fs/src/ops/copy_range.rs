@@ -1,15 +1,14 @@
 //! Copying from file to file without the bytes passing through the caller.
 //!
-//! Whole blocks at the same offset in both files are cloned. So is a whole file over one that is
-//! not longer, which `cp` asks for. Blocks have their numbers in their keys, big-endian, and a clone
-//! replaces a prefix. So blocks at other offsets are cloned where a prefix can tell the distance: a
-//! multiple of 1 MiB leaves the last byte of each number as it is, and each MiB is a clone of its
-//! own; a multiple of 256 MiB leaves two bytes. Other ranges are read and written.
+//! Whole blocks are cloned where both offsets lie alike in their blocks, at any distance: the keys
+//! of blocks end with their numbers, and a clone moves numbers. So is a whole file over one that is
+//! not longer, which `cp` asks for. Other ranges are read and written.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use ramet_betree::{Batch, Seq, successor_of_prefix};
+use bytes::Bytes;
+use ramet_betree::{Batch, Seq};
 
 use crate::error::{Error, Result};
 use crate::format::blocks::{BLOCK_BYTES, Span, blocks_of};
@@ -27,10 +26,9 @@ use crate::ops::reshape::{map_bytes, map_bytes_of};
 
 /// Bytes that one call copies through memory at most.
 const COPY_BYTES_MAX: u64 = 1 << 20;
-/// Clones of one call at most, when the offsets differ.
-const RUNS_MAX: u64 = 64;
+
 /// Bytes of the number of a block in its key.
-const NUMBER_BYTES: u32 = u64::BITS / 8;
+const NUMBER_BYTES: u8 = 8;
 
 /// A file and an offset in it.
 type Offset<'a> = (&'a Arc<Inode>, u64);
@@ -62,73 +60,26 @@ struct BlockClone<'a> {
     record: Record,
     /// Blocks of the source.
     blocks: Range<u64>,
-    shift: Shift,
+    /// The first block of the target.
+    first: u64,
     /// Bytes that are copied, and their end in the target.
     bytes: u64,
     end: u64,
     replaced: Replaced,
 }
 
-/// The distance from blocks of the source to those of the target, modulo 2^64, which leaves the last
-/// bytes of their numbers as they are.
-#[derive(Clone, Copy)]
-struct Shift {
-    blocks: u64,
-    /// Bytes at the end of a number that do not change.
-    kept_bytes: u32,
-}
-
-impl Shift {
-    /// `None` when each byte of a number may change: no prefix tells this distance.
-    fn between(from: u64, to: u64) -> Option<Self> {
-        let blocks = to.wrapping_sub(from);
-        let kept_bytes = blocks.trailing_zeros() / u8::BITS;
-        (kept_bytes > 0).then_some(Self { blocks, kept_bytes })
-    }
-
-    /// End of the run of blocks whose numbers differ in the bytes that do not change.
-    fn run_end(self, block: u64) -> Option<u64> {
-        let blocks = 1u64.checked_shl(self.kept_bytes * u8::BITS)?;
-        (block / blocks + 1).checked_mul(blocks)
-    }
-
-    /// The part of these blocks that one call clones.
-    fn limited(self, blocks: Range<u64>) -> Range<u64> {
-        let mut end = blocks.start;
-        for _ in 0..RUNS_MAX {
-            if end < blocks.end {
-                end = self
-                    .run_end(end)
-                    .map_or(blocks.end, |run| run.min(blocks.end));
-            }
-        }
-        blocks.start..end
-    }
-
-    fn target(self, blocks: &Range<u64>) -> Range<u64> {
-        blocks.start.wrapping_add(self.blocks)..blocks.end.wrapping_add(self.blocks)
-    }
-
-    /// Clones these blocks, one run after the other. The prefixes are those of both files' blocks.
-    fn clone_blocks(
-        self,
-        mut blocks: Range<u64>,
-        (from, to): (&[u8], &[u8]),
-        batch: &mut Batch,
-    ) -> Result<()> {
-        let replaced = (NUMBER_BYTES - self.kept_bytes) as usize;
-        let strip = from.len() + replaced;
-        while blocks.start < blocks.end {
-            let run_end = self.run_end(blocks.start).filter(|end| *end <= blocks.end);
-            let lo = keys::block(from, blocks.start);
-            let hi = match run_end {
-                Some(_) => successor_of_prefix(&lo[..strip]),
-                None => Some(keys::block(from, blocks.end)),
-            };
-            let prefix = keys::block(to, blocks.start.wrapping_add(self.blocks));
-            let stripped = u32::try_from(strip).map_err(|_| Error::Invalid("path"))?;
-            batch.clone_range(lo, hi, stripped, prefix.slice(..to.len() + replaced));
-            blocks.start = run_end.unwrap_or(blocks.end);
+impl BlockClone<'_> {
+    /// Clones the blocks, whose keys begin with these prefixes. A number that does not change is no
+    /// number to move: such a clone is read like any other.
+    fn clone_blocks(&self, (from, to): (&Bytes, &Bytes), batch: &mut Batch) -> Result<()> {
+        let Range { start, end } = self.blocks;
+        if self.first == start {
+            let strip = u32::try_from(from.len()).map_err(|_| Error::Invalid("path"))?;
+            let (lo, hi) = (keys::block(from, start), keys::block(from, end));
+            batch.clone_range(lo, Some(hi), strip, to.clone());
+        } else {
+            let (from, to) = ((from.clone(), start..end), (to.clone(), self.first));
+            batch.clone_numbers(from, to, NUMBER_BYTES);
         }
         Ok(())
     }
@@ -137,10 +88,8 @@ impl Shift {
 /// The bytes up to the first whole block, if the blocks behind them can be cloned.
 fn bytes_before_blocks(from: u64, to: u64, len: u64) -> Option<u64> {
     let before = (BLOCK_BYTES - from % BLOCK_BYTES) % BLOCK_BYTES;
-    let (from, to) = (from.checked_add(before)?, to.checked_add(before)?);
-    let can_clone = to % BLOCK_BYTES == 0
-        && Shift::between(from / BLOCK_BYTES, to / BLOCK_BYTES).is_some()
-        && len > before + FEW_BLOCKS * BLOCK_BYTES;
+    let can_clone =
+        from.abs_diff(to).is_multiple_of(BLOCK_BYTES) && len > before + FEW_BLOCKS * BLOCK_BYTES;
     (before > 0 && can_clone).then_some(before)
 }
 
@@ -247,18 +196,16 @@ impl Files {
         len: u64,
     ) -> Result<Option<BlockClone<'a>>> {
         let (from, to) = (tx.get(source), tx.get(target));
-        let is_aligned = start % BLOCK_BYTES == 0 && at % BLOCK_BYTES == 0;
-        let shift = Shift::between(start / BLOCK_BYTES, at / BLOCK_BYTES);
-        let (true, Some(shift)) = (is_aligned, shift) else {
+        if start % BLOCK_BYTES != 0 || at % BLOCK_BYTES != 0 {
             return Ok(None);
-        };
+        }
         let reaches_ends = |len| start + len == from.size_bytes && at + len >= to.size_bytes;
         let last = if reaches_ends(len) {
             (start + len).div_ceil(BLOCK_BYTES)
         } else {
             (start + len) / BLOCK_BYTES
         };
-        let blocks = shift.limited(start / BLOCK_BYTES..last);
+        let (blocks, first) = (start / BLOCK_BYTES..last, at / BLOCK_BYTES);
         if blocks.end <= blocks.start + FEW_BLOCKS {
             return Ok(None);
         }
@@ -267,29 +214,29 @@ impl Files {
         let replaced = if start == 0 && at == 0 && reaches_both_ends {
             Replaced::AsSource
         } else {
-            self.plan_replaced((source, from), (target, to), blocks.clone(), shift)?
+            self.plan_replaced((source, from), (target, to), blocks.clone(), first)?
         };
         Ok(Some(BlockClone {
             source,
             target,
             record: from.clone(),
             blocks,
-            shift,
+            first,
             bytes,
             end,
             replaced,
         }))
     }
 
-    /// Plans that blocks of the source replace those of the target at this distance.
+    /// Plans that blocks of the source replace those of the target from `first` on.
     fn plan_replaced(
         &self,
         (source, source_record): (&Arc<Inode>, &Record),
         (target, target_record): (&Arc<Inode>, &Record),
         blocks: Range<u64>,
-        shift: Shift,
+        first: u64,
     ) -> Result<Replaced> {
-        let (namespace, there) = (&self.namespace, shift.target(&blocks));
+        let (namespace, there) = (&self.namespace, first..first + (blocks.end - blocks.start));
         let from = Allocation::load_for(namespace, source, source_record, blocks.clone())?;
         let is_dense = !target_record.has(FLAG_SPARSE)
             && there.start <= blocks_of(target_record.size_bytes)
@@ -320,9 +267,7 @@ impl Files {
         if matches!(plan.replaced, Replaced::AsSource) {
             tx.batch.clone_prefix(from_blocks, to_blocks);
         } else {
-            let prefixes = (&from_blocks[..], &to_blocks[..]);
-            plan.shift
-                .clone_blocks(plan.blocks.clone(), prefixes, &mut tx.batch)?;
+            plan.clone_blocks((&from_blocks, &to_blocks), &mut tx.batch)?;
         }
         let cleared = tx.clear_privileges(target, &target_path, by.as_ref());
         let now = self.times.now();

@@ -211,7 +211,10 @@ impl StagedMerge {
         let at = key_of(op);
         let passes_stage = |key: &Bytes| key.get(1..).is_some_and(keys::is_in_stage);
         let reads_stage = matches!(op, Op::CloneRange { lo, .. } if passes_stage(lo));
-        if passes_stage(at) || reads_stage || matches!(op, Op::Ingest { .. }) {
+        if passes_stage(at)
+            || reads_stage
+            || matches!(op, Op::Ingest { .. } | Op::CloneNumbers { .. })
+        {
             return Err(Error::TooBig);
         }
         if self.dst.range_of(at).is_some() {
@@ -275,7 +278,7 @@ impl StagedMerge {
                 let strip = strip.and_then(|strip| u32::try_from(strip).ok());
                 batch.clone_range(lo, hi, strip.ok_or(Error::TooBig)?, at(prefix));
             }
-            Op::Ingest { .. } => return Err(Error::TooBig),
+            Op::CloneNumbers { .. } | Op::Ingest { .. } => return Err(Error::TooBig),
         }
         Ok(())
     }
@@ -381,6 +384,7 @@ fn key_of(op: &Op) -> &Bytes {
         Op::Put { key, .. } | Op::Delete { key } | Op::Patch { key, .. } => key,
         Op::DeleteRange { lo, .. } => lo,
         Op::CloneRange { prefix, .. } | Op::Ingest { prefix, .. } => prefix,
+        Op::CloneNumbers { to, .. } => to,
     }
 }
 
@@ -393,6 +397,7 @@ fn op_bytes(op: &Op) -> usize {
             Op::Delete { .. } => 16,
             Op::DeleteRange { .. } => DELETE_BYTES,
             Op::CloneRange { lo, .. } => 2 * lo.len() + CLONE_BYTES,
+            Op::CloneNumbers { from, .. } => 2 * from.len() + CLONE_BYTES,
             Op::Ingest { .. } => 0,
         }
 }
@@ -410,6 +415,17 @@ fn push(batch: &mut Batch, op: &Op) {
             strip,
             prefix,
         } => batch.clone_range(lo.clone(), hi.clone(), *strip, prefix.clone()),
+        Op::CloneNumbers {
+            from,
+            numbers,
+            to,
+            first,
+            width,
+        } => batch.clone_numbers(
+            (from.clone(), numbers.clone()),
+            (to.clone(), *first),
+            *width,
+        ),
         Op::Ingest { prefix, ingest } => batch.ingest(prefix.clone(), ingest.clone()),
     }
 }

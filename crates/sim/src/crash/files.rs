@@ -311,6 +311,7 @@ pub(crate) fn grown(
         has_staged: false,
         freed: None,
         options: open.options(),
+        copies: Rng::new(seed ^ 0xc0b1),
     };
     for step in 0..steps {
         history.operate_seeing()?;
@@ -364,6 +365,7 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
         has_staged: false,
         freed: None,
         options: options.clone(),
+        copies: Rng::new(plan.seed ^ 0xc0b1),
     };
     drop(volume);
     history.open()?;
@@ -445,6 +447,8 @@ struct History {
     /// is open.
     freed: Option<Path>,
     options: OpenOptions,
+    /// Decides about copies of blocks, so that the other operations do not depend on them.
+    copies: Rng,
 }
 
 const OPEN: &str = "only a dead process has no volume";
@@ -461,8 +465,18 @@ impl History {
     }
 
     fn step(&mut self) -> Result<(), String> {
+        self.act(Self::operate)?;
+        if self.copies.one_in(8) {
+            self.act(copy_blocks)?;
+        }
+        self.go_on()
+    }
+
+    /// One operation, and a look at its effect.
+    fn act(&mut self, operate: fn(&mut Self) -> ramet_fs::Result<()>) -> Result<(), String> {
         let log_len = self.recorder.logged.log_len();
-        self.try_to_operate()?;
+        let done = operate(self);
+        self.may_refuse(done)?;
         let seen = Seen::of(&self.volume())?;
         if std::mem::take(&mut self.has_staged) && seen.digest != self.seen.digest {
             return Err("a copy showed before it had its name".to_owned());
@@ -475,6 +489,11 @@ impl History {
         }
         seen.must_keep_copies(&self.seen)?;
         self.seen = seen;
+        Ok(())
+    }
+
+    /// Syncs, checkpoints, closes or dies, now and then.
+    fn go_on(&mut self) -> Result<(), String> {
         let newest = self.recorder.newest();
         match self.rng.below(100) {
             0..18 => {
@@ -523,9 +542,9 @@ impl History {
         }
     }
 
-    /// One operation, which may be refused.
-    fn try_to_operate(&mut self) -> Result<(), String> {
-        match self.operate() {
+    /// The outcome of an operation, which may be refused.
+    fn may_refuse(&mut self, done: ramet_fs::Result<()>) -> Result<(), String> {
+        match done {
             Ok(()) => {}
             Err(Error::Tree(ramet_betree::Error::NoSpace)) => self.recorder.report.refused += 1,
             Err(
@@ -549,7 +568,8 @@ impl History {
 
     /// One operation, and a look at all that a user sees.
     fn operate_seeing(&mut self) -> Result<(), String> {
-        self.try_to_operate()?;
+        let done = self.operate();
+        self.may_refuse(done)?;
         self.seen = Seen::of(&self.volume())?;
         Ok(())
     }
@@ -994,6 +1014,32 @@ impl History {
             }
         }
     }
+}
+
+/// Copies the blocks of a file to a file, as a rule at another distance: a clone, if they are
+/// many.
+fn copy_blocks(history: &mut History) -> ramet_fs::Result<()> {
+    let files = history.seen.objects.iter();
+    let files = files.filter(|(_, kind)| *kind == Kind::Regular);
+    let files: Vec<&Path> = files.map(|(path, _)| path).collect();
+    if files.is_empty() {
+        return Ok(());
+    }
+    let volume = history.volume.clone().expect(OPEN);
+    let mut known = Known {
+        volume: &volume,
+        inos: Vec::new(),
+    };
+    let mut place = || -> ramet_fs::Result<(Ino, u64)> {
+        let path = files[history.copies.below(files.len())];
+        Ok((known.find(path)?, 4096 * history.copies.below(4) as u64))
+    };
+    let ends = (place(), place());
+    let len = FILE_BYTES_MAX as u64;
+    volume
+        .files()
+        .copy_range(ends.0?, ends.1?, len, None)
+        .map(drop)
 }
 
 /// Numbers that were looked up, to be forgotten.
