@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{make, variable};
+use common::{Mortal, image_of, make, variable};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Attr, Caller, CloneMode, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
@@ -284,6 +284,47 @@ fn numbers_are_used_again_with_new_generations_and_old_handles_are_stale() {
     println!("the largest of {} numbers is {largest}", dead.len());
     assert!(largest <= 1000, "{largest}");
     check(&volume);
+}
+
+#[test]
+fn the_number_of_a_create_that_a_crash_lost_comes_back_with_another_generation() {
+    let (device, volume) = volume_of(16 << 20);
+    volume.close().unwrap();
+    // Writes nothing on its own.
+    let options = OpenOptions {
+        manual: true,
+        ..OpenOptions::default()
+    };
+    let volume = Volume::open(Arc::clone(&device), options).unwrap();
+    let dir = make(&volume, ROOT_INO, "dir", Kind::Directory).ino;
+    let kept = make(&volume, dir, "kept", Kind::Regular);
+    volume.sync_all().unwrap();
+    let lost = make(&volume, dir, "lost", Kind::Regular);
+    volume.shut_down();
+    drop(volume);
+    let image = image_of(&device);
+    // The mount after the crash has given some generations before that of the new file. If it gave
+    // those of the mount before once more, one of them would be that of the lost file.
+    for given_before in 0..8 {
+        let volume = open(&Mortal::of(&image).medium);
+        let is_lost_stale = || is_stale(&volume, lost.ino, lost.generation);
+        assert!(is_lost_stale());
+        for other in 0..given_before {
+            make(&volume, ROOT_INO, &format!("other {other}"), Kind::Regular);
+        }
+        let dir = look(&volume, ROOT_INO, "dir").ino;
+        assert_eq!(identity(look(&volume, dir, "kept")), identity(kept));
+        let found = volume.names().lookup(dir, b"lost");
+        assert!(matches!(found, Err(Error::NotFound)), "{found:?}");
+        let new = make(&volume, dir, "new", Kind::Regular);
+        assert_eq!(new.ino, lost.ino, "the block of `kept` survived");
+        assert_ne!(new.generation, lost.generation);
+        volume.forget_all();
+        assert!(is_lost_stale());
+        let found = volume.names().lookup_number(new.ino).unwrap();
+        assert_eq!(identity(found), identity(new));
+        check(&volume);
+    }
 }
 
 /// Whether a handle of this number and generation leads to no object.
