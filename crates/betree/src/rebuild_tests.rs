@@ -32,6 +32,7 @@ struct Shelf {
     dev: Arc<dyn Device>,
     seed: u64,
     usable: Extent,
+    openings: u64,
 }
 
 impl Shelf {
@@ -43,6 +44,7 @@ impl Shelf {
             dev,
             seed: sb.node_seed,
             usable: usable(&sb),
+            openings: OPENINGS,
         }
     }
 
@@ -75,7 +77,7 @@ impl Shelf {
 
     fn search(&self) -> FoundNodes {
         let mut sb = read_superblock(&*self.dev).unwrap();
-        sb.openings = OPENINGS;
+        sb.openings = self.openings;
         let mut found = FoundNodes::new(&sb, self.usable, &budget());
         found.search(&*self.dev, &mut |_, _| {}).unwrap();
         found
@@ -116,6 +118,25 @@ fn node_that_a_rebuild_left_over_counts_when_it_is_whole() {
     assert_eq!(shelf.found(), None, "it is torn");
     shelf.lay(ID, 5, 0, 1);
     assert_eq!(shelf.found(), Some(5));
+}
+
+/// A rebuild that was cut off had written a node for one that it could not read.
+#[test]
+fn left_over_of_a_rebuild_does_not_pass_for_a_newer_node_later() {
+    let mut shelf = Shelf::new();
+    let right = shelf.lay(ID, 5, 0, 1);
+    let left_over = shelf.lay(ID, OPENINGS + 1, 4, 2);
+    let used = shelf.lay(NodeId(8), OPENINGS + 1, 8, 1);
+    shelf.spoil(left_over);
+    let found = shelf.search();
+    assert_eq!(shelf.found(), Some(5));
+    let (free, end) = (right.extent.end(), used.extent.addr);
+    let holes = [Extent::new(free, end - free)];
+    found.erase_left_over(&*shelf.dev, &holes).unwrap();
+    // A later rebuild has made the number of the opening known.
+    shelf.openings = OPENINGS + 1;
+    assert_eq!(shelf.found(), Some(5));
+    assert!(shelf.search().position(NodeId(8)).is_some());
 }
 
 #[test]
@@ -162,9 +183,11 @@ fn of_two_nodes_in_one_place_the_better_one_stays() {
     let apart = shelf.lay(id(12), 2, 8, 1);
     assert_eq!(shelf.displaced(&[], None), [10]);
     shelf.spoil(new);
-    assert_eq!(shelf.displaced(&[], None), [11], "it is not whole");
+    assert_eq!(shelf.displaced(&[], None), [10], "it is damaged, and newer");
+    shelf.lay(id(10), OPENINGS, 0, 3);
+    shelf.lay(id(11), OPENINGS, 1, 1);
     shelf.spoil(old);
-    assert_eq!(shelf.displaced(&[], None), [10], "neither is");
+    assert_eq!(shelf.displaced(&[], None), [10], "it is not whole");
     assert_eq!(shelf.displaced(&[], Some(id(10))), [11], "the root");
     assert_eq!(shelf.displaced(&[(id(12), apart.extent)], None), [10]);
     assert_eq!(shelf.displaced(&[(id(13), apart.extent)], None), [10, 12]);

@@ -96,7 +96,10 @@ pub fn examine(
     } else {
         Vec::new()
     };
-    let mut found = match (check(device, examination, budget.limit(), progress), &lost) {
+    let mut found = match (
+        check(device.clone(), examination, budget.limit(), progress),
+        &lost,
+    ) {
         (Ok(found), _) => found,
         (Err(error), Some(lost)) => {
             let lost = lost.clone();
@@ -105,10 +108,12 @@ pub fn examine(
         (Err(error), None) => return Err(error.into()),
     };
     found.lost.extend(rebuilt);
-    if !examination.repairs {
-        copies.append(&mut found.violations);
-        found.violations = copies;
+    if examination.repairs {
+        // The opening has written them anew, and the volume is closed.
+        copies = bad_superblocks(&*device, &read_superblock(&*device)?);
     }
+    copies.append(&mut found.violations);
+    found.violations = copies;
     match lost {
         Some(lost) if examination.repairs => found
             .lost
@@ -197,7 +202,7 @@ fn check_files(volume: &Volume, memory_bytes: u64) -> Result<Vec<String>> {
         }
         // The damage that has a copy is to be repaired all the same.
         Err(Error::Tree(error)) if error.is_of_a_read() => Ok(vec![format!(
-            "F1 the check of the files ended early: {error}"
+            "F1 the check of the files ended early, and tells no other finding of files: {error}"
         )]),
         Err(error) => Err(error),
     }

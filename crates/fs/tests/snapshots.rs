@@ -356,9 +356,10 @@ fn removals_in_any_order_give_the_space_of_snapshots_back() {
     clean(&volume);
 }
 
-#[test]
-fn a_policy_on_a_full_volume_removes_one_snapshot_at_most_beside_those_that_are_mounted() {
-    const HOUR: i64 = 3600;
+const HOUR: i64 = 3600;
+
+/// A volume with a policy of `keep` snapshots, one for each of so many hours, and its clock.
+fn with_snapshots(keep: usize) -> (Arc<Volume>, Arc<Hands>) {
     let (device, first) = volume();
     first.close().unwrap();
     drop(first);
@@ -369,18 +370,19 @@ fn a_policy_on_a_full_volume_removes_one_snapshot_at_most_beside_those_that_are_
     };
     let volume = Volume::open(device, options).unwrap();
     let snapshots = volume.snapshots();
-    snapshots.set_policy("hourly=6".parse().unwrap()).unwrap();
-    for hour in 0..6 {
+    let policy = format!("hourly={keep}").parse().unwrap();
+    snapshots.set_policy(policy).unwrap();
+    for hour in 0..keep as i64 {
         hands.0.store(hour * HOUR, Ordering::Relaxed);
         snapshots.follow_policy(&mut Vec::new()).unwrap();
     }
-    let all = snapshots.list().unwrap();
-    assert_eq!(all.len(), 6);
-    let mounted = all[..3].iter().map(|entry| view(&volume, &entry.name));
-    let mounted = mounted.collect::<Result<Vec<_>, _>>().unwrap();
-    snapshots.set_policy("hourly=3".parse().unwrap()).unwrap();
+    assert_eq!(snapshots.list().unwrap().len(), keep);
+    (volume, hands)
+}
 
-    let file = make(&volume, ROOT_INO, "file", Kind::Regular).ino;
+/// Fills the volume. Then the policy is followed some times, an hour later.
+fn follow_when_full(volume: &Volume, hands: &Hands, hour: i64) {
+    let file = make(volume, ROOT_INO, "file", Kind::Regular).ino;
     let noise = StdRng::seed_from_u64(7);
     let bytes: Vec<u8> = noise.random_iter().take(1 << 20).collect();
     let mut at = 0;
@@ -390,16 +392,42 @@ fn a_policy_on_a_full_volume_removes_one_snapshot_at_most_beside_those_that_are_
             at += len as u64;
         }
     }
-    hands.0.store(7 * HOUR, Ordering::Relaxed);
+    hands.0.store(hour * HOUR, Ordering::Relaxed);
     for _ in 0..5 {
-        let _ = snapshots.follow_policy(&mut Vec::new());
+        let _ = volume.snapshots().follow_policy(&mut Vec::new());
     }
+}
+
+#[test]
+fn a_policy_on_a_full_volume_removes_one_snapshot_at_most_beside_those_that_are_mounted() {
+    let (volume, hands) = with_snapshots(6);
+    let snapshots = volume.snapshots();
+    let all = snapshots.list().unwrap();
+    let mounted = all[..3].iter().map(|entry| view(&volume, &entry.name));
+    let mounted = mounted.collect::<Result<Vec<_>, _>>().unwrap();
+    snapshots.set_policy("hourly=3".parse().unwrap()).unwrap();
+    follow_when_full(&volume, &hands, 7);
     let left = snapshots.list().unwrap();
     assert!(left.len() >= 5, "{left:?}");
     assert!(
         left.iter().all(|entry| entry.time.secs < 6 * HOUR),
         "it is full"
     );
+    drop(mounted);
+    volume.close().unwrap();
+}
+
+#[test]
+fn a_policy_on_a_full_volume_removes_the_oldest_snapshot_while_the_newest_is_mounted() {
+    let (volume, hands) = with_snapshots(2);
+    let snapshots = volume.snapshots();
+    let all = snapshots.list().unwrap();
+    let mounted = view(&volume, &all[1].name).unwrap();
+    follow_when_full(&volume, &hands, 3);
+    let left = snapshots.list().unwrap();
+    let names: Vec<&String> = left.iter().map(|entry| &entry.name).collect();
+    assert!(!names.contains(&&all[0].name), "{names:?}");
+    assert!(names.contains(&&all[1].name), "{names:?}");
     drop(mounted);
     volume.close().unwrap();
 }
@@ -419,7 +447,6 @@ impl Clock for Hands {
 
 #[test]
 fn a_policy_makes_snapshots_by_the_clock_and_removes_its_own_alone() {
-    const HOUR: i64 = 3600;
     let (device, first) = volume();
     first.close().unwrap();
     drop(first);
@@ -474,7 +501,6 @@ fn a_policy_makes_snapshots_by_the_clock_and_removes_its_own_alone() {
 
 #[test]
 fn snapshot_of_a_clock_that_was_ahead_stops_no_policy_and_goes_in_its_turn() {
-    const HOUR: i64 = 3600;
     let (device, first) = volume();
     first.close().unwrap();
     drop(first);

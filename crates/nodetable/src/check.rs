@@ -44,24 +44,36 @@ impl NodeTable {
     /// None of a read: a page or record that is corrupt, or cannot be read, is a violation, N1.
     pub fn check(&self, progress: &mut dyn FnMut(u64)) -> Result<Vec<Violation>> {
         let writer = self.writer.lock();
-        self.check_all(&writer, progress).or_else(|error| {
-            let is_of_a_read = match &error {
-                Error::Corrupt { .. } => true,
-                Error::Io(failed) => failed.call == Call::Read,
-                _ => false,
-            };
-            match is_of_a_read {
-                true => Ok(vec![Violation::new("N1", error.to_string())]),
-                false => Err(error),
+        let mut violations = Vec::new();
+        match self.check_all(&writer, progress, &mut violations) {
+            Ok(()) => Ok(violations),
+            Err(error) => {
+                let is_of_a_read = match &error {
+                    Error::Corrupt { .. } => true,
+                    Error::Io(failed) => failed.call == Call::Read,
+                    _ => false,
+                };
+                if !is_of_a_read {
+                    return Err(error);
+                }
+                violations.push(Violation::new("N1", error.to_string()));
+                Ok(violations)
             }
-        })
+        }
     }
 
-    fn check_all(&self, writer: &Writer, progress: &mut dyn FnMut(u64)) -> Result<Vec<Violation>> {
-        let (mut violations, mut taken) = verify_tree(&writer.tree)?;
+    /// Adds the violations. After an error those before it are there.
+    fn check_all(
+        &self,
+        writer: &Writer,
+        progress: &mut dyn FnMut(u64),
+        violations: &mut Vec<Violation>,
+    ) -> Result<()> {
+        let (of_tree, mut taken) = verify_tree(&writer.tree)?;
+        violations.extend(of_tree);
         // A tree that names a page twice has no order of keys to go by.
         if violations.iter().any(|found| found.invariant == "S4") {
-            return Ok(violations);
+            return Ok(());
         }
         let mut census = Census::default();
         let mut nodes = 0;
@@ -105,7 +117,7 @@ impl NodeTable {
         violations.extend(verify_free_map(&self.store, &writer.free_map, &mut taken)?);
         violations.extend(self.check_allocator(writer)?);
         violations.extend(self.check_copies(writer));
-        Ok(violations)
+        Ok(())
     }
 
     /// N9.

@@ -1,6 +1,7 @@
 //! A sector of a leaf cannot be read any more, and another structure of the volume is damaged too.
 //! The check tells of both and goes on, and a repair mends the other one.
 
+use std::io;
 use std::sync::Arc;
 
 use ramet_block::superblock::read_superblock;
@@ -123,6 +124,54 @@ fn front_of_a_leaf(image: &SparseDevice) -> u64 {
 fn of_nodes(found: &Examined) -> Vec<&str> {
     let lines = found.violations.iter().map(String::as_str);
     lines.filter(|line| !line.starts_with("F1")).collect()
+}
+
+/// A device one sector of which takes writes and keeps its bytes.
+struct Stuck {
+    device: Arc<dyn Device>,
+    addr: u64,
+}
+
+impl Device for Stuck {
+    fn len_bytes(&self) -> u64 {
+        self.device.len_bytes()
+    }
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.device.read_at(addr, buf)
+    }
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        match addr == self.addr {
+            true => Ok(()),
+            false => self.device.write_at(addr, buf),
+        }
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.device.sync()
+    }
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        self.device.discard(addr, len_bytes)
+    }
+}
+
+#[test]
+fn a_copy_of_a_superblock_that_no_write_mends_is_told_after_a_repair_too() {
+    let image = volume();
+    let addr = 0;
+    zero(&image, addr);
+    let device: Arc<dyn Device> = Arc::new(image);
+    let is_told = |found: &Examined| found.violations.iter().any(|line| line.starts_with("B1"));
+    let stuck: Arc<dyn Device> = Arc::new(Stuck {
+        device: device.clone(),
+        addr,
+    });
+    for repairs in [false, true] {
+        let left = examined(stuck.clone(), repairs, false).expect("it is checked");
+        assert!(is_told(&left), "{left:?}");
+    }
+    for is_bad in [true, false] {
+        let left = examined(device.clone(), is_bad, false).expect("it is checked");
+        assert!(!is_told(&left), "{left:?}");
+    }
 }
 
 fn opens(device: Arc<dyn Device>) {

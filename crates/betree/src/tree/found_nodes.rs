@@ -27,6 +27,12 @@ const PART: u64 = 2;
 /// Stands for the opening of a node of which a record of the old table tells.
 const OF_A_RECORD: u64 = u64::MAX;
 
+/// The block with the trailer of a node.
+fn last_block(node: &Trailer) -> Extent {
+    let len = BLOCK as u64;
+    Extent::new(node.place.extent.end() - len, len)
+}
+
 /// See the module header.
 pub(crate) struct FoundNodes {
     seed: u64,
@@ -39,6 +45,8 @@ pub(crate) struct FoundNodes {
     copies: Vec<(Trailer, u64)>,
     /// Nodes that records told of and that are not among the others yet.
     told: Vec<Trailer>,
+    /// The last blocks of nodes that rebuilds left over, and that are not right.
+    left_over: Vec<Extent>,
     /// Nodes that were found in the place of others.
     displaced: HashSet<NodeId>,
     nodes_max: usize,
@@ -59,6 +67,7 @@ impl FoundNodes {
             copies: Vec::new(),
             told: Vec::new(),
             displaced: HashSet::new(),
+            left_over: Vec::new(),
             // A vector that grows takes up to three times the bytes of its entries for a moment.
             nodes_max: bytes / size_of::<Trailer>() / 3,
             is_over: false,
@@ -109,7 +118,12 @@ impl FoundNodes {
         while from < self.nodes.len() {
             let same = &self.nodes[from..];
             let count = same.partition_point(|node| node.id <= same[0].id);
-            if let Some(chosen) = self.right_of(dev, &same[..count]) {
+            let chosen = self.right_of(dev, &same[..count]);
+            let dropped = same[..count].iter().filter(|node| {
+                node.opening > self.openings && chosen.is_none_or(|one| one.place != node.place)
+            });
+            self.left_over.extend(dropped.map(last_block));
+            if let Some(chosen) = chosen {
                 self.nodes[kept] = chosen;
                 kept += 1;
             }
@@ -135,6 +149,24 @@ impl FoundNodes {
                 .or(several.first()),
         };
         left_over.or(newest).copied()
+    }
+
+    /// Erases the trailers in `holes` that rebuilds left over and this one has no use for. The
+    /// number of their opening becomes that of a superblock: from then on they would pass for newer
+    /// than the right nodes.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn erase_left_over(&self, dev: &dyn Device, holes: &[Extent]) -> Result<()> {
+        for block in &self.left_over {
+            let at = holes.partition_point(|hole| hole.end() < block.end());
+            let is_free = holes.get(at).is_some_and(|hole| hole.addr <= block.addr);
+            if is_free {
+                let written = dev.write_at(block.addr, &[0; BLOCK]);
+                written.map_err(io_error_at(Call::Write, "a node", block.addr))?;
+            }
+        }
+        Ok(())
     }
 
     fn note(&mut self, block: &[u8], addr: u64) -> Result<()> {

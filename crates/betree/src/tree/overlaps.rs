@@ -90,7 +90,8 @@ fn wrong_of(
         let node = found.node(*at);
         let is_root = Some(node.id) == root;
         let is_told = found.is_of_a_record(*at);
-        Reverse((is_root, is_told, is_whole(dev, node), node.opening))
+        // Nothing is written over a node that lives: of two, the later one is the right one.
+        Reverse((is_root, is_told, node.opening, is_whole(dev, node)))
     });
     let mut wrong = Vec::new();
     // The kept ones are disjoint.

@@ -85,6 +85,7 @@ pub fn rebuild(
     let live = live.map(|at| found.node(at).place.extent);
     let live = live.chain(journal.iter().map(|(_, extent)| *extent));
     let holes = holes(usable(&newest), live.collect());
+    found.erase_left_over(&**dev, &holes)?;
 
     let copies = next.metadata_copies;
     let table = NodeTable::empty_within(dev, usable(&newest), copies, &holes)?;

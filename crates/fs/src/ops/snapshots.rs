@@ -433,7 +433,10 @@ impl Snapshots {
             let mut made = self.create_as(&name, made_by);
             // On a full volume the oldest one makes room for the new one.
             let is_full = made.as_ref().is_err_and(takes_no_changes);
-            if is_full && own.iter().filter(|entry| !self.is_mounted(entry)).count() >= keep {
+            // No more go than the new one replaces.
+            let replaced = (own.len() + 1).saturating_sub(keep);
+            let may_go = |entry: &SnapshotEntry| !self.is_mounted(entry);
+            if is_full && own[..replaced.min(own.len())].iter().any(may_go) {
                 outcome = self.prune_oldest(&mut own, changed);
                 made = self.create_as(&name, made_by);
             }
