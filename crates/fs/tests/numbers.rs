@@ -518,11 +518,17 @@ fn handles_of_ten_thousand_files_are_found_after_everything_was_forgotten() {
     check(&volume);
 }
 
-/// An inode that was shown, and those of its entries that were.
+/// An inode that was shown, and those of its entries that were. A copy of a file that was linked is
+/// a node before it is shown, and so are the directories on the way to it.
 #[derive(Default)]
 struct Node {
-    identity: (u64, u64),
+    /// Number and generation; `None` for one that was not shown.
+    identity: Option<(u64, u64)>,
     names: BTreeMap<String, usize>,
+    /// Names of a file.
+    links: u32,
+    /// Whether it, or one that it is a copy of, had several names.
+    is_linked: bool,
     /// Clones of clones that lie over each other here, at most.
     nested: usize,
 }
@@ -543,6 +549,7 @@ struct Seen {
     most_above: usize,
     clones: u64,
     moves: u64,
+    links: u64,
     /// Times of the first clones and of the last ones.
     first: Vec<Duration>,
     last: VecDeque<Duration>,
@@ -565,6 +572,8 @@ impl Numbers {
 
 /// Names in the directories of the trees that are cloned.
 const DIRS: [&str; 3] = ["d0", "d1", "d2"];
+/// Files at the top of a tree that get names elsewhere.
+const TREE_LINKS: [&str; 3] = ["f0", "f1", "f2"];
 const NEST_MAX: usize = 5;
 /// Clones whose times are kept, of the first and of the last ones.
 const TIMED: usize = 10_000;
@@ -572,18 +581,28 @@ const TIMED: usize = 10_000;
 impl Seen {
     /// Shows `name` in the directory `dir`, which is one of the nodes with this number.
     fn show(&mut self, (dir, ino): (usize, Ino), name: &str) -> Option<(usize, Ino)> {
-        let attr = self.volume.names().lookup(ino, name.as_bytes()).ok()?;
         let known = self.nodes[&dir].names.get(name).copied();
+        let attr = match self.volume.names().lookup(ino, name.as_bytes()) {
+            Ok(attr) => attr,
+            Err(Error::NotFound) if known.is_none() => return None,
+            Err(error) => panic!("{name}: {error}"),
+        };
         let identity = (attr.ino.0, attr.generation);
-        if let Some(known) = known {
-            assert_eq!(
-                self.nodes[&known].identity, identity,
-                "{name} has another number"
-            );
-            return Some((known, attr.ino));
+        let id = match known {
+            Some(known) => known,
+            None => self.add(dir, name),
+        };
+        let nested = self.nodes[&dir].nested;
+        let node = self.nodes.get_mut(&id).unwrap();
+        if attr.kind != Kind::Directory {
+            assert_eq!(attr.nlink, node.links, "links of {name}");
         }
-        self.next += 1;
-        let id = self.next;
+        if let Some(shown) = node.identity {
+            assert_eq!(shown, identity, "{name} has another number");
+            return Some((id, attr.ino));
+        }
+        node.identity = Some(identity);
+        node.nested = node.nested.max(nested);
         let other = self.living.insert(attr.ino.0, id);
         assert_eq!(
             other, None,
@@ -592,18 +611,89 @@ impl Seen {
         self.above += usize::from(attr.ino.0 > self.trees.largest);
         self.most_above = self.most_above.max(self.above);
         self.largest = self.largest.max(attr.ino.0);
-        let node = Node {
-            identity,
-            nested: self.nodes[&dir].nested,
-            ..Node::default()
-        };
-        self.nodes.insert(id, node);
-        self.nodes
-            .get_mut(&dir)
-            .unwrap()
-            .names
-            .insert(name.to_owned(), id);
         Some((id, attr.ino))
+    }
+
+    /// Adds a node with this name in a directory.
+    fn add(&mut self, dir: usize, name: &str) -> usize {
+        self.next += 1;
+        self.nodes.insert(self.next, Node::default());
+        self.put_name(dir, name, self.next);
+        self.next
+    }
+
+    /// A node has a name more.
+    fn put_name(&mut self, dir: usize, name: &str, id: usize) {
+        let names = &mut self.nodes.get_mut(&dir).unwrap().names;
+        assert_eq!(names.insert(name.to_owned(), id), None);
+        self.nodes.get_mut(&id).unwrap().links += 1;
+    }
+
+    /// A name goes, with all below it if it is that of a directory.
+    fn drop_name(&mut self, dir: usize, name: &str) {
+        let names = &mut self.nodes.get_mut(&dir).unwrap().names;
+        let mut gone = vec![names.remove(name).unwrap()];
+        while let Some(id) = gone.pop() {
+            let node = self.nodes.get_mut(&id).unwrap();
+            node.links -= 1;
+            if node.links > 0 {
+                continue;
+            }
+            let node = self.nodes.remove(&id).unwrap();
+            gone.extend(node.names.into_values());
+            let Some(identity) = node.identity else {
+                continue;
+            };
+            assert_eq!(self.living.remove(&identity.0), Some(id));
+            self.above -= usize::from(identity.0 > self.trees.largest);
+        }
+    }
+
+    /// Copies the files below a node that were linked, with the directories on the way to them. Their
+    /// names lead to one copy each: `copies` holds those that were made.
+    fn copy(&mut self, id: usize, copies: &mut HashMap<usize, usize>) -> Option<usize> {
+        let names = self.nodes[&id].names.clone();
+        let mut copied = BTreeMap::new();
+        for (name, below) in names {
+            if let Some(copy) = self.copy(below, copies) {
+                self.nodes.get_mut(&copy).unwrap().links += 1;
+                copied.insert(name, copy);
+            }
+        }
+        let is_linked = self.nodes[&id].is_linked;
+        if !is_linked && copied.is_empty() {
+            return None;
+        }
+        let copy = *copies.entry(id).or_insert_with(|| {
+            self.next += 1;
+            self.next
+        });
+        let node = self.nodes.entry(copy).or_default();
+        (node.names, node.is_linked) = (copied, is_linked);
+        Some(copy)
+    }
+
+    /// Looks at all names that are known, or at those that were shown, and at the numbers.
+    fn expect_all(&mut self, shows_copies: bool) {
+        let mut next = vec![(0, ROOT_INO)];
+        while let Some(dir) = next.pop() {
+            let names = self.nodes[&dir.0].names.clone();
+            for (name, id) in names {
+                if shows_copies || self.nodes[&id].identity.is_some() {
+                    next.extend(self.show(dir, &name));
+                }
+            }
+        }
+        self.volume.forget_all();
+        for (number, id) in &self.living {
+            let found = self.volume.names().lookup_number(Ino(*number)).unwrap();
+            let node = &self.nodes[id];
+            assert_eq!(Some((found.ino.0, found.generation)), node.identity);
+            if found.kind != Kind::Directory {
+                assert_eq!(found.nlink, node.links, "links of {number}");
+            }
+        }
+        self.volume.forget_all();
     }
 
     /// A name in a directory: one that was shown, or one that trees have.
@@ -702,6 +792,9 @@ impl Seen {
         }
         self.clones += 1;
         self.nest(&way, nested);
+        if let Some(copy) = self.copy(id, &mut HashMap::new()) {
+            self.put_name(above, &name, copy);
+        }
         let (copy, _) = self.show((above, dir), &name).unwrap();
         self.nodes.get_mut(&copy).unwrap().nested = nested;
     }
@@ -725,15 +818,54 @@ impl Seen {
             .rename(names.0, names.1, RenameMode::NoReplace, None)
         {
             Ok(_) => {
-                self.nodes.get_mut(&from.0).unwrap().names.remove(&name);
-                self.nodes
-                    .get_mut(&to.0)
-                    .unwrap()
-                    .names
-                    .insert(new, moved.0);
+                let names = &mut self.nodes.get_mut(&from.0).unwrap().names;
+                assert_eq!(names.remove(&name), Some(moved.0));
+                let names = &mut self.nodes.get_mut(&to.0).unwrap().names;
+                names.insert(new, moved.0);
             }
-            Err(Error::Invalid(_) | Error::CrossRoot) => {}
+            Err(Error::Invalid("a directory cannot move into itself")) => {}
             Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Gives a file a name in a directory somewhere else. A few files of each tree get some too. Their
+    /// copies are shared inodes, so clones of the trees have as many of those late as early.
+    fn link(&mut self) {
+        let (way, name) = self.walk(6);
+        let (id, ino) = *way.last().unwrap();
+        let is_among_few = way.len() == 3 && TREE_LINKS.contains(&name.as_str());
+        if self.is_dir(ino) || self.is_in_tree(&way) && !is_among_few {
+            return;
+        }
+        let (to, dir) = *self.place(4).last().unwrap();
+        let name = format!("l{}", self.links);
+        self.links += 1;
+        let attr = self.volume.names().link(ino, dir, name.as_bytes());
+        let attr = attr.unwrap_or_else(|error| panic!("{error}"));
+        self.put_name(to, &name, id);
+        let node = self.nodes.get_mut(&id).unwrap();
+        node.is_linked = true;
+        assert_eq!(attr.nlink, node.links, "links of {name}");
+        assert_eq!(Some((attr.ino.0, attr.generation)), node.identity);
+    }
+
+    /// Removes a name of a file.
+    fn unlink(&mut self) {
+        let (way, name) = self.walk(6);
+        let (id, ino) = *way.last().unwrap();
+        if self.is_dir(ino) || self.is_in_tree(&way) {
+            return;
+        }
+        let (dir, dir_ino) = way[way.len() - 2];
+        self.volume
+            .names()
+            .unlink(dir_ino, name.as_bytes())
+            .unwrap();
+        self.drop_name(dir, &name);
+        // The last name may be gone.
+        if let Some(node) = self.nodes.get(&id) {
+            let attr = self.volume.attributes().getattr(ino).unwrap();
+            assert_eq!(attr.nlink, node.links, "links of {name}");
         }
     }
 
@@ -742,16 +874,9 @@ impl Seen {
         if way.len() < 2 || self.is_in_tree(&way) {
             return;
         }
-        let (dir, gone) = (way[way.len() - 2], way[way.len() - 1]);
+        let dir = way[way.len() - 2];
         remove(&self.volume, dir.1, &name);
-        self.nodes.get_mut(&dir.0).unwrap().names.remove(&name);
-        let mut next = vec![gone.0];
-        while let Some(id) = next.pop() {
-            let node = self.nodes.remove(&id).unwrap();
-            next.extend(node.names.into_values());
-            assert_eq!(self.living.remove(&node.identity.0), Some(id));
-            self.above -= usize::from(node.identity.0 > self.trees.largest);
-        }
+        self.drop_name(dir.0, &name);
     }
 }
 
@@ -786,7 +911,7 @@ fn make_trees(volume: &Volume, files_max: usize) -> Numbers {
 }
 
 #[test]
-fn numbers_of_clones_renamed_moved_and_removed_at_random_are_unique_and_small() {
+fn numbers_of_clones_linked_moved_and_removed_at_random_are_unique_and_small() {
     let clones = variable("RAMET_CLONES").unwrap_or(3000);
     let files_max = if clones >= 1_000_000 { 100_000 } else { 1000 };
     let (device, volume) = volume_of(if clones >= 1_000_000 {
@@ -807,9 +932,12 @@ fn numbers_of_clones_renamed_moved_and_removed_at_random_are_unique_and_small() 
         most_above: 0,
         clones: 0,
         moves: 0,
+        links: 0,
         first: Vec::new(),
         last: VecDeque::new(),
     };
+    let root = seen.volume.attributes().getattr(ROOT_INO).unwrap();
+    seen.nodes.get_mut(&0).unwrap().identity = Some((root.ino.0, root.generation));
     let mut files = 10;
     while files <= files_max {
         assert!(seen.show((0, ROOT_INO), &format!("tree{files}")).is_some());
@@ -823,6 +951,8 @@ fn numbers_of_clones_renamed_moved_and_removed_at_random_are_unique_and_small() 
             30..42 => seen.rename(),
             // The trees that are there at once stay some hundred.
             42..68 => seen.remove(),
+            68..76 => seen.link(),
+            76..80 => seen.unlink(),
             _ => drop(seen.walk(6)),
         }
         if seen.rng.random() {
@@ -832,6 +962,7 @@ fn numbers_of_clones_renamed_moved_and_removed_at_random_are_unique_and_small() 
             seen.volume.sync_all().unwrap();
             seen.volume.close().unwrap();
             seen.volume = open(&device);
+            seen.expect_all(false);
         }
         if steps.is_multiple_of(65_536) {
             let stats = seen.volume.stats();
@@ -869,6 +1000,7 @@ fn numbers_of_clones_renamed_moved_and_removed_at_random_are_unique_and_small() 
     );
     assert!(ratio <= 128.0, "{ratio}");
     assert!(ratio_above <= 128.0, "{ratio_above}");
+    seen.expect_all(true);
     check(&seen.volume);
 }
 

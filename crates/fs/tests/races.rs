@@ -71,7 +71,6 @@ fn expected(error: &Error) -> bool {
             | Error::SameFile
             | Error::NotPermitted
             | Error::Stale
-            | Error::CrossRoot
             | Error::NoAttribute
             | Error::Invalid("a directory cannot move into itself" | "not a file")
     )

@@ -88,8 +88,8 @@ impl Names {
     /// a lookup.
     ///
     /// # Errors
-    /// `NotPermitted` for a directory, `Exists`, `CrossRoot`, `NotFound` when either is gone, also
-    /// for a file that is open and had a name, `TooManyLinks`, and those of the tree.
+    /// `NotPermitted` for a directory, `Exists`, `NotFound` when either is gone, also for a file that
+    /// is open and had a name, `TooManyLinks`, and those of the tree.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_new_name(dir, name)?;
         let (inode, dir) = (self.namespace.inode(ino)?, self.namespace.dir(dir)?);

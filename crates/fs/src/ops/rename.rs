@@ -82,7 +82,7 @@ impl Names {
     ///
     /// # Errors
     /// `NotFound`, `Exists`, `IsDirectory`, `NotDirectory`, `NotEmpty`, `Invalid` for a directory
-    /// into itself, `CrossRoot`, and those of the tree.
+    /// into itself, and those of the tree.
     pub fn rename(
         &self,
         from: (Ino, &[u8]),

@@ -555,7 +555,6 @@ impl History {
                 | Error::NotEmpty
                 | Error::Invalid(_)
                 | Error::SameFile
-                | Error::CrossRoot
                 | Error::NotPermitted
                 | Error::Access
                 | Error::Unsupported
