@@ -75,7 +75,8 @@ impl<'a> WriteOut<'a> {
         drop(done);
         // In the cache a skeleton keeps all below it, also when the draft is dropped.
         self.store.nodes.evict(&ids);
-        self.store.space_debt.add_written(&ids);
+        let is_left = |id| self.store.handles.is_referred_to(id);
+        self.store.space_debt.add_written(&ids, is_left);
         match written {
             Err(Error::NoSpace) => Ok(()),
             written => written,

@@ -86,9 +86,14 @@ impl SpaceDebt {
         *visits <= VISITS_MAX
     }
 
-    /// The sweep under way has written these nodes.
-    pub(crate) fn add_written(&self, nodes: &[NodeId]) {
-        self.written.lock().extend(nodes);
+    /// The sweep under way has written these nodes. Others that are gone, by `is_left`, are forgotten
+    /// now and then: sweeps may go on while no checkpoint succeeds.
+    pub(crate) fn add_written(&self, nodes: &[NodeId], is_left: impl Fn(NodeId) -> bool) {
+        let mut written = self.written.lock();
+        if written.len() + nodes.len() > written.capacity() {
+            written.retain(|node| is_left(*node));
+        }
+        written.extend(nodes);
     }
 
     /// Nodes that sweeps wrote since the last checkpoint. Some of them may have gone meanwhile.
@@ -168,6 +173,26 @@ impl SpaceDebt {
                 Ok(None)
             }
             Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_that_are_gone_are_forgotten_without_a_checkpoint() {
+        let store = crate::testing::store();
+        let debt = &store.space_debt;
+        for number in 0..10_000 {
+            let is_left = |node: NodeId| node.0.is_multiple_of(1000);
+            debt.add_written(&[NodeId(number)], is_left);
+        }
+        let written = debt.written();
+        assert!(written.len() < 64, "{}", written.len());
+        for number in (0..10_000).step_by(1000) {
+            assert!(written.contains(&NodeId(number)), "{number}");
         }
     }
 }

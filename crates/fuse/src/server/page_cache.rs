@@ -227,30 +227,31 @@ impl PageCache {
         if len == 0 || !self.mapped.note_passed(node) {
             return;
         }
-        let (sender, dropped) = channel();
-        let kernel = self.kernel.clone();
-        self.workers.run(move || {
+        // The lock of a page may belong to a reader whose request waits for this thread.
+        self.drop_by(&self.workers, node, move |kernel| {
             kernel.drop_pages_from(node, offset);
-            // The request no longer waits for a page that was locked for long.
-            let _ = sender.send(());
         });
-        // The lock may belong to a reader whose request waits for this thread.
-        if dropped.recv_timeout(TAIL_PATIENCE).is_err() {
-            tracing::debug!(?node, "a page under a write is locked");
-        }
     }
 
     /// Has a worker drop the page at `offset`, and waits for it, but not for long. The bytes that the
     /// kernel writes back of it are masked.
     fn drop_page(&self, node: Ino, offset: u64) {
+        self.drop_by(&self.tail_workers, node, move |kernel| {
+            kernel.drop_pages(node, offset, 1);
+        });
+    }
+
+    /// Has a worker drop pages of an inode, and waits for it, but not for long.
+    fn drop_by(&self, workers: &Workers, node: Ino, drop: impl FnOnce(&Kernel) + Send + 'static) {
         let (sender, dropped) = channel();
         let kernel = self.kernel.clone();
-        self.tail_workers.run(move || {
-            kernel.drop_pages(node, offset, 1);
+        workers.run(move || {
+            drop(&kernel);
+            // The request no longer waits for a page that was locked for long.
             let _ = sender.send(());
         });
         if dropped.recv_timeout(TAIL_PATIENCE).is_err() {
-            tracing::debug!(?node, "the page at the old end is locked");
+            tracing::debug!(?node, "a page that is to be dropped is locked");
         }
     }
 

@@ -135,8 +135,8 @@ impl Server {
         let kept = || Arc::clone(&kept_listings);
         let directories = Directories::new(Arc::clone(&volume), Arc::clone(&prefetch), kept());
         let listings = Arc::new(Listings::new(Arc::clone(&volume), kernel.clone(), kept())?);
-        let told = (Arc::clone(&mapped), Arc::clone(&listings));
-        let shutdown = Arc::new(Shutdown::new(kernel.clone(), told.0, told.1));
+        let shutdown = Shutdown::new(kernel.clone(), Arc::clone(&mapped), Arc::clone(&listings));
+        let shutdown = Arc::new(shutdown);
         let names = Names {
             volume: Arc::clone(&volume),
             negative_dentries: Arc::clone(&negative_dentries),
