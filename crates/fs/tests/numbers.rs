@@ -23,6 +23,16 @@ fn open(device: &Arc<dyn Device>) -> Arc<Volume> {
     Volume::open(Arc::clone(device), OpenOptions::default()).unwrap()
 }
 
+/// Opens the volume without background work.
+fn open_manual(device: &Arc<dyn Device>) -> Arc<Volume> {
+    let options = OpenOptions {
+        manual: true,
+        links_at_once: Some(LINKS_AT_ONCE),
+        ..OpenOptions::default()
+    };
+    Volume::open(Arc::clone(device), options).unwrap()
+}
+
 fn volume() -> (Arc<dyn Device>, Arc<Volume>) {
     volume_of(512 << 20)
 }
@@ -291,11 +301,7 @@ fn the_number_of_a_create_that_a_crash_lost_comes_back_with_another_generation()
     let (device, volume) = volume_of(16 << 20);
     volume.close().unwrap();
     // Writes nothing on its own.
-    let options = OpenOptions {
-        manual: true,
-        ..OpenOptions::default()
-    };
-    let volume = Volume::open(Arc::clone(&device), options).unwrap();
+    let volume = open_manual(&device);
     let dir = make(&volume, ROOT_INO, "dir", Kind::Directory).ino;
     let kept = make(&volume, dir, "kept", Kind::Regular);
     volume.sync_all().unwrap();
@@ -553,6 +559,98 @@ struct Seen {
     /// Times of the first clones and of the last ones.
     first: Vec<Duration>,
     last: VecDeque<Duration>,
+    /// Of each part of the run.
+    costs: Vec<Cost>,
+}
+
+/// Costs in one part of the run. Without background work the costs are the same in each run of a
+/// seed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cost {
+    clones: u64,
+    /// Nodes that clones went through.
+    visits: u64,
+    /// Clones between two syncs, their batches, and the bytes of journal of those.
+    probes: u64,
+    batches: u64,
+    journal_bytes: u64,
+    /// Sums over moments: keys of the tables of numbers, inodes that were shown and live, and bytes of
+    /// the volume.
+    keys: u64,
+    shown: u64,
+    volume_bytes: u64,
+    moments: u64,
+    /// Memory that the volume accounts for, at most.
+    inodes_bytes: u64,
+    nodes_bytes: u64,
+}
+
+impl Cost {
+    /// Adds up two parts.
+    fn and(&self, other: &Self) -> Self {
+        Self {
+            clones: self.clones + other.clones,
+            visits: self.visits + other.visits,
+            probes: self.probes + other.probes,
+            batches: self.batches + other.batches,
+            journal_bytes: self.journal_bytes + other.journal_bytes,
+            keys: self.keys + other.keys,
+            shown: self.shown + other.shown,
+            volume_bytes: self.volume_bytes + other.volume_bytes,
+            moments: self.moments + other.moments,
+            inodes_bytes: self.inodes_bytes.max(other.inodes_bytes),
+            nodes_bytes: self.nodes_bytes.max(other.nodes_bytes),
+        }
+    }
+
+    /// Means and peaks. Late in the run each is at most so many times the one of early, and so much
+    /// more.
+    fn means(&self) -> [(&'static str, f64, (f64, f64)); 7] {
+        let mean = |sum: u64, count: u64| sum as f64 / count.max(1) as f64;
+        let (visits, batches) = (
+            mean(self.visits, self.clones),
+            mean(self.batches, self.probes),
+        );
+        let journal_bytes = mean(self.journal_bytes, self.probes);
+        let keys = mean(self.keys, self.shown);
+        let volume_bytes = mean(self.volume_bytes, self.moments);
+        let [inodes_bytes, nodes_bytes] = [self.inodes_bytes, self.nodes_bytes].map(|n| n as f64);
+        [
+            ("visits of nodes a clone", visits, (2.0, 0.0)),
+            // A batch of its own reserves generations once in a while.
+            ("batches a clone", batches, (0.0, 1.25)),
+            ("bytes of journal a clone", journal_bytes, (0.0, 5000.0)),
+            ("keys of numbers a shown inode", keys, (2.0, 0.0)),
+            // Space that is not condensed yet comes on top.
+            ("bytes of the volume", volume_bytes, (2.0, SPACE_BYTES)),
+            ("bytes of memory of inodes", inodes_bytes, (2.0, 0.0)),
+            ("bytes of memory of nodes", nodes_bytes, (2.0, SPACE_BYTES)),
+        ]
+    }
+
+    fn print(&self, what: &str) {
+        let means = self
+            .means()
+            .map(|(name, mean, _)| format!("{mean:.2} {name}"));
+        println!("{what}: {}", means.join(", "));
+    }
+
+    /// Sees that a clone costs late in a run as much as early. The first part is left out: there is
+    /// little on the volume then.
+    fn expect_flat(parts: &[Self]) {
+        let early = parts[1].and(&parts[2]);
+        let late = parts[parts.len() - 2].and(&parts[parts.len() - 1]);
+        early.print("early");
+        late.print("late");
+        for ((name, early, (times, more)), (_, late, _)) in
+            early.means().into_iter().zip(late.means())
+        {
+            assert!(
+                late <= times * early + more,
+                "{name}: {early} early, {late} late"
+            );
+        }
+    }
 }
 
 /// The numbers of inodes that were made.
@@ -577,6 +675,18 @@ const TREE_LINKS: [&str; 3] = ["f0", "f1", "f2"];
 const NEST_MAX: usize = 5;
 /// Clones whose times are kept, of the first and of the last ones.
 const TIMED: usize = 10_000;
+/// Clones of more links are counted later.
+const LINKS_AT_ONCE: usize = 4;
+/// Steps in one mount.
+const PER_MOUNT: u64 = 4096;
+/// Parts of the run whose costs are compared.
+const PARTS: u64 = 8;
+/// Of so many clones one is between two syncs.
+const PER_PROBE: u64 = 16;
+/// Space of a small volume: four leaves, and nodes that no checkpoint has condensed.
+const SPACE_BYTES: f64 = (4 << 20) as f64;
+/// All numbers of inodes are told by keys that begin so.
+const NUMBERS: &[u8] = b"\x01\0\x0c";
 
 impl Seen {
     /// Shows `name` in the directory `dir`, which is one of the nodes with this number.
@@ -777,12 +887,7 @@ impl Seen {
             return;
         }
         let name = format!("c{}", self.clones);
-        let (root, trees) = (Caller::root(), self.volume.trees());
-        let start = Instant::now();
-        trees
-            .clone_entry(&root, source, dir, name.as_bytes(), CloneMode::New)
-            .unwrap();
-        let took = start.elapsed();
+        let took = self.clone_counting(source, dir, &name);
         if self.first.len() < TIMED {
             self.first.push(took);
         }
@@ -797,6 +902,83 @@ impl Seen {
         }
         let (copy, _) = self.show((above, dir), &name).unwrap();
         self.nodes.get_mut(&copy).unwrap().nested = nested;
+    }
+
+    /// Clones, and adds up the costs. Returns the time that it took.
+    fn clone_counting(&mut self, source: Ino, dir: Ino, name: &str) -> Duration {
+        let cost = self.costs.last_mut().unwrap();
+        let is_probe = self.clones.is_multiple_of(PER_PROBE);
+        if is_probe {
+            self.volume.sync_all().unwrap();
+        }
+        let before = self.volume.tree().stats();
+        let (root, trees) = (Caller::root(), self.volume.trees());
+        let start = Instant::now();
+        trees
+            .clone_entry(&root, source, dir, name.as_bytes(), CloneMode::New)
+            .unwrap();
+        let took = start.elapsed();
+        let after = self.volume.tree().stats();
+        cost.clones += 1;
+        cost.visits += after.counts.node_visits - before.counts.node_visits;
+        if is_probe {
+            self.volume.sync_all().unwrap();
+            let written = self.volume.tree().stats().journal_written_bytes;
+            cost.probes += 1;
+            cost.batches += after.seq - before.seq;
+            cost.journal_bytes += written - before.journal_written_bytes;
+        }
+        took
+    }
+
+    /// Adds up the costs of a moment.
+    fn count(&mut self) {
+        let tree = self.volume.tree();
+        let end = ramet_betree::successor_of_prefix(NUMBERS);
+        let keys = tree.scan(NUMBERS, end.as_deref()).count() as u64;
+        let stats = self.volume.stats();
+        let cost = self.costs.last_mut().unwrap();
+        cost.keys += keys;
+        cost.shown += self.trees.count + self.living.len() as u64;
+        cost.volume_bytes += stats.tree.allocated_bytes;
+        cost.moments += 1;
+        let memory = stats.memory;
+        let nodes = memory.memory_fresh_bytes + memory.memory_pages_bytes + stats.tree.cached_bytes;
+        cost.nodes_bytes = cost.nodes_bytes.max(nodes);
+    }
+
+    /// Makes all changes durable, and goes on in another mount.
+    fn renew(&mut self, device: &Arc<dyn Device>) {
+        self.volume.sync_all().unwrap();
+        self.volume.checkpoint().unwrap();
+        self.count();
+        self.volume.close().unwrap();
+        self.volume = open_manual(device);
+        self.expect_all(false);
+    }
+
+    /// Counts the links that wait for it, as a thread does otherwise.
+    fn settle(&self) {
+        while self.volume.controls().settle_links().unwrap() {}
+    }
+
+    fn step(&mut self) {
+        match self.rng.random_range(0..100) {
+            0..30 => self.clone(),
+            30..42 => self.rename(),
+            // The trees that are there at once stay some hundred.
+            42..68 => self.remove(),
+            68..76 => self.link(),
+            76..80 => self.unlink(),
+            80..84 => self.settle(),
+            _ => drop(self.walk(6)),
+        }
+        let inodes = ramet_fs::inodes_bytes(&self.volume);
+        let cost = self.costs.last_mut().unwrap();
+        cost.inodes_bytes = cost.inodes_bytes.max(inodes);
+        if self.rng.random() {
+            self.volume.forget_all();
+        }
     }
 
     fn rename(&mut self) {
@@ -920,6 +1102,8 @@ fn numbers_of_clones_linked_moved_and_removed_at_random_are_unique_and_small() {
         512 << 20
     });
     let trees = make_trees(&volume, files_max);
+    volume.close().unwrap();
+    let volume = open_manual(&device);
     let mut seen = Seen {
         volume,
         rng: StdRng::seed_from_u64(variable("RAMET_SEED").unwrap_or(3)),
@@ -935,6 +1119,7 @@ fn numbers_of_clones_linked_moved_and_removed_at_random_are_unique_and_small() {
         links: 0,
         first: Vec::new(),
         last: VecDeque::new(),
+        costs: vec![Cost::default()],
     };
     let root = seen.volume.attributes().getattr(ROOT_INO).unwrap();
     seen.nodes.get_mut(&0).unwrap().identity = Some((root.ino.0, root.generation));
@@ -946,38 +1131,22 @@ fn numbers_of_clones_linked_moved_and_removed_at_random_are_unique_and_small() {
     let mut steps = 0u64;
     while seen.clones < clones {
         steps += 1;
-        match seen.rng.random_range(0..100) {
-            0..30 => seen.clone(),
-            30..42 => seen.rename(),
-            // The trees that are there at once stay some hundred.
-            42..68 => seen.remove(),
-            68..76 => seen.link(),
-            76..80 => seen.unlink(),
-            _ => drop(seen.walk(6)),
+        seen.step();
+        if steps.is_multiple_of(PER_MOUNT) {
+            seen.renew(&device);
         }
-        if seen.rng.random() {
-            seen.volume.forget_all();
-        }
-        if steps.is_multiple_of(4096) {
+        let is_last = seen.clones == clones;
+        if is_last || seen.clones >= seen.costs.len() as u64 * clones / PARTS {
             seen.volume.sync_all().unwrap();
-            seen.volume.close().unwrap();
-            seen.volume = open(&device);
-            seen.expect_all(false);
-        }
-        if steps.is_multiple_of(65_536) {
-            let stats = seen.volume.stats();
-            println!(
-                "{} clones, {} shown and living, {} of them above the trees, largest number {}; \
-                 the volume has {} KiB, its inodes {} KiB of memory, its pages {} KiB, its nodes {} KiB",
-                seen.clones,
-                seen.living.len(),
-                seen.above,
-                seen.largest,
-                stats.tree.allocated_bytes >> 10,
-                stats.memory.memory_inodes_bytes >> 10,
-                stats.memory.memory_pages_bytes >> 10,
-                (stats.memory.memory_fresh_bytes + stats.tree.cached_bytes) >> 10,
-            );
+            seen.volume.checkpoint().unwrap();
+            seen.count();
+            seen.costs
+                .last()
+                .unwrap()
+                .print(&format!("{} clones", seen.clones));
+            if !is_last {
+                seen.costs.push(Cost::default());
+            }
         }
         assert!(steps < 100 * clones + 10_000, "clones are made");
     }
@@ -990,14 +1159,17 @@ fn numbers_of_clones_linked_moved_and_removed_at_random_are_unique_and_small() {
         times[times.len() / 2]
     };
     println!(
-        "{clones} clones: {count} inodes of trees have numbers up to {largest}, the largest number is \
+        "{clones} clones, {} renames, {} links: {count} inodes of trees have numbers up to {largest}, the largest number is \
          {}, at most {} inodes had greater ones than the trees at once, ratio {ratio_above:.1}, of \
          all {ratio:.1}; a clone took {:?} at first and {:?} at last",
+        seen.moves,
+        seen.links,
         seen.largest,
         seen.most_above,
         median(seen.first.clone()),
         median(seen.last.iter().copied().collect()),
     );
+    Cost::expect_flat(&seen.costs);
     assert!(ratio <= 128.0, "{ratio}");
     assert!(ratio_above <= 128.0, "{ratio_above}");
     seen.expect_all(true);
