@@ -1,7 +1,7 @@
 //! Inode numbers and handles: unique, small, stable, and used again.
 //!
 //! `RAMET_CLONES` is the number of clones of the random run (`./soak numbers`), `RAMET_SEED` its
-//! seed.
+//! seed. With failpoints, the run finds the mistakes of numbers and links (`docs/testing.md`).
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -673,6 +673,8 @@ const DIRS: [&str; 3] = ["d0", "d1", "d2"];
 /// Files at the top of a tree that get names elsewhere.
 const TREE_LINKS: [&str; 3] = ["f0", "f1", "f2"];
 const NEST_MAX: usize = 5;
+const CLONES: u64 = 3000;
+const SEED: u64 = 3;
 /// Clones whose times are kept, of the first and of the last ones.
 const TIMED: usize = 10_000;
 /// Clones of more links are counted later.
@@ -1094,7 +1096,39 @@ fn make_trees(volume: &Volume, files_max: usize) -> Numbers {
 
 #[test]
 fn numbers_of_clones_linked_moved_and_removed_at_random_are_unique_and_small() {
-    let clones = variable("RAMET_CLONES").unwrap_or(3000);
+    random_clones(
+        variable("RAMET_CLONES").unwrap_or(CLONES),
+        variable("RAMET_SEED").unwrap_or(SEED),
+    );
+}
+
+/// Each of these mistakes is made by all calls of this thread, and the run has no other thread.
+#[cfg(failpoints)]
+#[test]
+fn random_clones_find_each_fault_of_numbers_and_links() {
+    use ramet_block::failpoints::{self, Fault};
+    for fault in [
+        Fault::LinkCountLost,
+        Fault::RemovedLinksForgotten,
+        Fault::UncountedNoteLost,
+        Fault::JoinedNameLost,
+        Fault::NotesDroppedEarly,
+        Fault::LinksSettledTwice,
+        Fault::LinkedFileErasedEarly,
+        Fault::HeldBlockFreed,
+        Fault::NumberBlockLost,
+        Fault::NumberGivenTwice,
+        Fault::PinCountsAnywhere,
+    ] {
+        failpoints::set(Some(fault));
+        let found = std::panic::catch_unwind(|| random_clones(CLONES, SEED));
+        failpoints::set(None);
+        assert!(found.is_err(), "{fault:?} is not found");
+    }
+}
+
+/// Clones, links, moves and removes at random, beside the model.
+fn random_clones(clones: u64, seed: u64) {
     let files_max = if clones >= 1_000_000 { 100_000 } else { 1000 };
     let (device, volume) = volume_of(if clones >= 1_000_000 {
         8 << 30
@@ -1106,7 +1140,7 @@ fn numbers_of_clones_linked_moved_and_removed_at_random_are_unique_and_small() {
     let volume = open_manual(&device);
     let mut seen = Seen {
         volume,
-        rng: StdRng::seed_from_u64(variable("RAMET_SEED").unwrap_or(3)),
+        rng: StdRng::seed_from_u64(seed),
         nodes: HashMap::from([(0, Node::default())]),
         next: 0,
         living: HashMap::from([(1, 0)]),
