@@ -1,6 +1,7 @@
 //! Features of Linux beyond reading and writing: files without a name, times of creation, many and
-//! large attributes, idmapped mounts, and capabilities.
+//! large attributes, idmapped mounts, capabilities, and copies of ranges.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -8,9 +9,15 @@ use ramet_e2e::{Bed, run_ok};
 
 /// Runs a script of Python in a directory, and answers its output.
 fn python(dir: &Path, script: &str) -> String {
+    python_with::<&str>(dir, script, &[])
+}
+
+/// The same with arguments.
+fn python_with<S: AsRef<OsStr>>(dir: &Path, script: &str, arguments: &[S]) -> String {
     let mut python = Command::new("python3");
     let python = python
         .args(["-c", script])
+        .args(arguments)
         .current_dir(dir)
         .stdin(Stdio::null());
     let out = python.output().expect("./test installs python3");
@@ -247,4 +254,72 @@ for name, uid in [('theirs', 1234), ('roots', 0)]:
     assert!(mount.root().join("b/f").exists());
     mount.umount();
     bed.fsck();
+}
+
+/// Copies ranges to distances of blocks that are no multiples of a MiB. The arguments are the
+/// source, the target, the length of the range and its place in the target.
+const COPY: &str = r#"
+import os, sys
+source, target, length, start = *sys.argv[1:3], *map(int, sys.argv[3:])
+fds = [os.open(name, os.O_RDWR | os.O_CREAT) for name in (source, target)]
+at = 0
+while at < length:
+    count = os.copy_file_range(*fds, length - at, at, start + at)
+    assert count > 0, at
+    at += count
+"#;
+
+/// Compares those ranges with the source. The arguments are the length, and names with places.
+const COMPARE: &str = r#"
+import sys
+def part(name, start, length=int(sys.argv[1])):
+    with open(name, "rb") as file:
+        file.seek(start)
+        return file.read(length)
+source = part("source", 0)
+assert len(source) == int(sys.argv[1]) and any(source[:8])
+for name, start in zip(sys.argv[2::2], sys.argv[3::2]):
+    assert part(name, int(start)) == source, (name, start)
+assert not any(part("other", 0, 4096))
+"#;
+
+#[test]
+fn copy_file_range_shares_blocks_at_any_distance_of_blocks() {
+    let (block, mib, len) = (4096, 1 << 20, 64 << 20);
+    let copies: [(&str, u64); 4] = [
+        ("other", block),
+        ("other", len + 3 * block + mib),
+        ("source", len + block),
+        ("source", 2 * len + 5 * block + mib),
+    ];
+    let mut compared = vec![len.to_string()];
+    compared.extend(
+        copies
+            .iter()
+            .flat_map(|(name, start)| [(*name).to_owned(), start.to_string()]),
+    );
+    for transport in ["no_io_uring", "io_uring"] {
+        let bed = Bed::new("2G");
+        let mount = bed.mount(&["-o", transport]);
+        let noise = format!("open('source', 'wb').write(__import__('os').urandom({len}))");
+        python(mount.root(), &noise);
+        let mut before = mount.allocated_settled();
+        for (name, start) in copies {
+            let arguments = ["source", name, &len.to_string(), &start.to_string()];
+            python_with(mount.root(), COPY, &arguments);
+            let now = mount.allocated_settled();
+            println!("{transport}, {name} at {start}: {before} bytes, then {now}");
+            assert!(
+                now < before + mib,
+                "{name} at {start}: {before} bytes, then {now}"
+            );
+            before = now;
+        }
+        python_with(mount.root(), COMPARE, &compared);
+        mount.umount();
+        bed.fsck();
+        let mount = bed.mount(&["-o", transport]);
+        python_with(mount.root(), COMPARE, &compared);
+        mount.umount();
+    }
 }
