@@ -313,6 +313,13 @@ impl Put<'_> {
         renameat_with(&self.dir.0, self.name, &target.root.0, &target.name, flags)
     }
 
+    /// Exchanges the entry and the target. The kernel tells of it as of two moves, and of that of the
+    /// target first: watchers hear at the end that the entry is there.
+    fn exchange(&self) -> rustix::io::Result<()> {
+        let (root, name) = (&self.target.root.0, &self.target.name);
+        renameat_with(root, name, &self.dir.0, self.name, RenameFlags::EXCHANGE)
+    }
+
     fn refusal(&self, e: Errno) -> Failure {
         refusal(self.target, e)
     }
@@ -348,7 +355,7 @@ impl Put<'_> {
     /// Exchanges a directory with the target, which had the status `existing`, and removes the old
     /// one. The answer is false if another process was faster; both have their names then.
     fn replace_dir(&self, existing: &Stat) -> Outcome<bool> {
-        match self.rename(RenameFlags::EXCHANGE) {
+        match self.exchange() {
             Ok(()) => {}
             Err(Errno::NOENT) if self.dir.look_at(self.name).is_ok() => return Ok(false),
             Err(e) => return Err(self.refusal(e)),
@@ -366,7 +373,7 @@ impl Put<'_> {
         let removed = control::remove_seen(self.dir, self.name, &old);
         removed.map(|()| true).map_err(|e| {
             // The user keeps both in the end: nothing that was there is lost.
-            let undone = self.rename(RenameFlags::EXCHANGE).is_ok();
+            let undone = self.exchange().is_ok();
             let user = geteuid().as_raw();
             let why = control::removal_refusal(&self.target.path, user, existing, e);
             if undone { why } else { self.refusal(e) }
@@ -378,10 +385,7 @@ impl Put<'_> {
         let target = self.target;
         let is_found = |stat: Stat| is_same(&stat, self.found);
         let is_put = target.root.look_at(&target.name).is_ok_and(is_found);
-        if is_put
-            && self.rename(RenameFlags::EXCHANGE).is_ok()
-            && self.dir.look_at(self.name).is_ok_and(is_found)
-        {
+        if is_put && self.exchange().is_ok() && self.dir.look_at(self.name).is_ok_and(is_found) {
             return Ok(());
         }
         let dir = resolve::path_of(&self.dir.0).unwrap_or_default();

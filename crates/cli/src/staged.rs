@@ -87,14 +87,18 @@ impl Change<'_> {
         Ok((dir, replaced))
     }
 
-    /// Moves the staged object to its name.
+    /// Moves the staged object to its name. Of an exchange the kernel tells the move of the first name
+    /// first: watchers hear that the old tree goes, and then that the new one comes.
     fn move_out(&self, staged: &OwnedFd, replaced: Option<Replaced>) -> Answer {
+        let (dir, name) = (self.dir, self.name());
         let flags = match replaced {
             None => RenameFlags::NOREPLACE,
-            Some(Replaced { is_dir: true, .. }) => RenameFlags::EXCHANGE,
+            Some(Replaced { is_dir: true, .. }) => {
+                return renameat_with(dir, name, staged, STAGED_NAME, RenameFlags::EXCHANGE);
+            }
             Some(Replaced { is_dir: false, .. }) => RenameFlags::empty(),
         };
-        renameat_with(staged, STAGED_NAME, self.dir, self.name(), flags)
+        renameat_with(staged, STAGED_NAME, dir, name, flags)
     }
 }
 

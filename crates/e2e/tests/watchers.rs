@@ -246,7 +246,12 @@ fn watchers_hear_of_a_replaced_tree_from_the_bottom_up() {
         look_at_all(root);
         let mut watcher = Watcher::of(root, &[".", "dst", "dst/a", "dst/a/b", "dst/a/b/f"]);
         mount.replace_path(&root.join("src"), &root.join("dst"));
-        watcher.hears(&[".:MOVED_FROM:dst", ".:MOVED_TO:dst", "dst:MOVE_SELF:"]);
+        watcher.hears(&["dst:MOVE_SELF:", "dst:DELETE_SELF:"]);
+        let heard = watcher.all(".");
+        let names = heard.iter().filter(|event| event.starts_with(".:"));
+        // A watcher that believes the last event of a name knows that the new tree is there.
+        let expected = [".:MOVED_FROM:dst", ".:MOVED_TO:dst"];
+        assert!(names.eq(&expected), "{heard:?}");
         let places = watcher.hears(&[
             "dst/a/b/f:DELETE_SELF:",
             "dst/a/b:DELETE_SELF:",
@@ -276,17 +281,36 @@ fn watchers_hear_that_a_tree_which_another_one_moves_over_is_gone() {
         watcher.hears(&["dst/a/b/f:DELETE_SELF:", "dst:DELETE_SELF:"]);
         let heard = watcher.all(".");
         let names = heard.iter().filter(|event| event.starts_with(".:"));
-        // The two exchange their names, and the old tree goes by its new name.
+        // The two exchange their names, and the old tree goes by its new name. The last event of each
+        // name is right.
         let expected = [
-            ".:MOVED_FROM:src",
-            ".:MOVED_TO:dst",
             ".:MOVED_FROM:dst",
             ".:MOVED_TO:src",
+            ".:MOVED_FROM:src",
+            ".:MOVED_TO:dst",
             ".:MOVED_FROM:src",
         ];
         assert!(names.eq(&expected), "{heard:?}");
         assert!(!src.exists());
         assert_eq!(fs::read_to_string(dst.join("a/b/f")).unwrap(), "new");
+    });
+}
+
+#[test]
+fn watchers_hear_last_that_a_tree_which_was_received_is_there() {
+    on_both(|mount| {
+        let root = mount.root();
+        make_tree(root, "src", "new");
+        make_tree(root, "dst/src", "old");
+        let mut watcher = Watcher::of(root, &["dst"]);
+        let pipe = r#""$1" send "$2" | "$1" receive --replace "$3""#;
+        let [src, dst] = ["src", "dst"].map(|name| root.join(name));
+        let args = ["-ec".as_ref(), pipe.as_ref(), "sh".as_ref(), ramet_bin()];
+        run_ok("sh", &[&args[..], &[&src, &dst]].concat());
+        assert_eq!(fs::read_to_string(dst.join("src/a/b/f")).unwrap(), "new");
+        let heard = watcher.all("dst");
+        let last = heard.iter().rfind(|event| event.ends_with(":src"));
+        assert_eq!(last.unwrap(), "dst:MOVED_TO:src", "{heard:?}");
     });
 }
 
@@ -649,7 +673,7 @@ fn another_object_of_the_name_is_neither_replaced_nor_removed() {
         let into = removal.open().unwrap();
         exchange("dst", "spare");
         let flags = RenameFlags::EXCHANGE;
-        let replaced = rustix::fs::renameat_with(&held, STAGED_NAME, &staged.dir, "dst", flags);
+        let replaced = rustix::fs::renameat_with(&staged.dir, "dst", &held, STAGED_NAME, flags);
         assert_eq!(replaced, Err(Errno::STALE));
         let none = RenameFlags::NOREPLACE;
         let removed = rustix::fs::renameat_with(&removal.dir, "dst", &into, STAGED_NAME, none);
@@ -657,7 +681,7 @@ fn another_object_of_the_name_is_neither_replaced_nor_removed() {
         let text = |name: &str| fs::read_to_string(root.join(name).join("a/b/f")).unwrap();
         assert_eq!([text("dst"), text("spare")], ["spare", "dst"]);
         exchange("dst", "spare");
-        rustix::fs::renameat_with(&held, STAGED_NAME, &staged.dir, "dst", flags).unwrap();
+        rustix::fs::renameat_with(&staged.dir, "dst", &held, STAGED_NAME, flags).unwrap();
         assert_eq!([text("dst"), text("spare")], ["src", "spare"]);
     });
 }
@@ -841,7 +865,7 @@ fn a_daemon_that_dies_between_leaves_nothing_staged() {
     rustix::fs::statat(&held, STAGED_NAME, AtFlags::SYMLINK_NOFOLLOW).unwrap();
     kill_and_wait(mount.pid());
     let flags = RenameFlags::EXCHANGE;
-    let late = rustix::fs::renameat_with(&held, STAGED_NAME, &staged.dir, "dst", flags);
+    let late = rustix::fs::renameat_with(&staged.dir, "dst", &held, STAGED_NAME, flags);
     assert!(late.is_err());
     drop((held, staged));
     mount.detach_dead();

@@ -325,8 +325,13 @@ impl OnMount {
     }
 
     fn rename(&self, path: &[u8], name: &OsStr, flags: RenameFlags) -> rustix::io::Result<()> {
-        let name_in_stage = OsStr::from_bytes(path);
-        renameat_with(self.stage()?, name_in_stage, &self.root.0, name, flags)
+        let (root, stage, name_in_stage) = (&self.root.0, self.stage()?, OsStr::from_bytes(path));
+        // The kernel tells of an exchange as of two moves. That of the first name, which goes, is told
+        // first.
+        match flags == RenameFlags::EXCHANGE {
+            true => renameat_with(root, name, stage, name_in_stage, flags),
+            false => renameat_with(stage, name_in_stage, root, name, flags),
+        }
     }
 }
 

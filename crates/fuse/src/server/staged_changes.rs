@@ -12,8 +12,8 @@
 //! close                       FORGET of the staged directory ends the change
 //! ```
 //!
-//! A clone is renamed out of the staged directory: to a new name, over a file, or in exchange for a
-//! tree. A tree that is removed is renamed into it. The staged directory is in the memory of the
+//! A clone is renamed out of the staged directory, to a new name or over a file; a tree is exchanged
+//! for it, and a tree that is removed is renamed into it. The staged directory is in the memory of the
 //! daemon alone, under a node id that no inode has. The staged object has the number that it keeps
 //! as a clone ([`StagedObject`]). So a crash leaves nothing, and neither does a command that dies:
 //! the kernel closes its descriptor. A name that is never opened is forgotten after [`UNOPENED`].
@@ -383,16 +383,18 @@ impl Plan {
     }
 
     /// Whether a move with these flags is the change: from the staged directory `node` to the name,
-    /// or from the name to there.
+    /// from the name to there, or in exchange.
     fn is(&self, moved: &Moved, node: u64) -> bool {
         let place = (self.dir.ino, &self.name[..]);
         let staged = (Ino(node), STAGED_NAME.as_bytes());
         let from = (moved.from.0, &moved.from.1[..]);
         let to = (moved.to.0, &moved.to.1[..]);
+        // The kernel tells of an exchange as of two moves, and the move of its first name comes first.
+        // So watchers hear that the old tree goes, and then that the new one comes.
         let (expected, flags) = match (&self.change, &self.victim) {
             (Change::Remove, _) => ((place, staged), RenameFlags::NOREPLACE),
             (_, None) => ((staged, place), RenameFlags::NOREPLACE),
-            (_, Some(victim)) if victim.is_dir => ((staged, place), RenameFlags::EXCHANGE),
+            (_, Some(victim)) if victim.is_dir => ((place, staged), RenameFlags::EXCHANGE),
             (_, Some(_)) => ((staged, place), RenameFlags::empty()),
         };
         (from, to) == expected && moved.flags == flags
