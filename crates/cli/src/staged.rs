@@ -5,8 +5,8 @@
 //! into it, then makes the change (docs/watchers.md).
 //!
 //! A change that cannot be staged is left to the ioctl that makes it without a rename. So is one that
-//! is refused for want of permission: the kernel does not move a directory that its owner may not
-//! write, and the daemon tells the reason of its own refusals. Any other refusal of the kernel is
+//! is refused for want of permission: the kernel moves no directory that the caller may not write, and
+//! the daemon tells the reason of its own refusals. Any other refusal of the kernel is
 //! final.
 
 use std::os::fd::OwnedFd;

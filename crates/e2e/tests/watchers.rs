@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
@@ -26,7 +27,7 @@ use ramet_sys::control_ioctl;
 use rand::Rng;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
@@ -208,9 +209,13 @@ fn staged_changes(mount: &Mount) -> u64 {
 
 /// Runs a test on a mount of each kind, then checks the volume.
 fn on_both(test: impl Fn(&Mount)) {
+    on_both_with_bed(|_, mount| test(mount));
+}
+
+fn on_both_with_bed(test: impl Fn(&Bed, &Mount)) {
     for transport in TRANSPORTS {
         let (bed, mount, _watchdog) = mounted(transport);
-        test(&mount);
+        test(&bed, &mount);
         soon("no staged change is left", || staged_changes(&mount) == 0);
         mount.umount();
         bed.fsck();
@@ -1132,22 +1137,124 @@ fn many_removals_do_not_hold_an_unmount_up() {
     bed.fsck();
 }
 
+/// Makes trees of mode 0555 that belong to `nobody`, or to the user of this test.
+fn make_closed_trees(root: &Path) {
+    make_tree(root, "src", "new");
+    make_tree(root, "dst", "old");
+    let mode = |name: &str, mode| {
+        fs::set_permissions(root.join(name), PermissionsExt::from_mode(mode)).unwrap();
+    };
+    mode("src", 0o555);
+    mode("dst", 0o555);
+    if is_root() {
+        mode(".", 0o777);
+        run_ok(
+            "chown",
+            &["-R".as_ref(), "nobody".as_ref(), root.as_os_str()],
+        );
+    }
+}
+
 #[test]
-fn a_tree_that_its_owner_may_not_write_is_cloned_and_goes() {
+fn watchers_hear_of_a_tree_that_its_owner_may_not_write() {
+    on_both_with_bed(|bed, mount| {
+        let root = mount.root();
+        make_closed_trees(root);
+        look_at_all(root);
+        let command = bed.command_for_others();
+        let [src, dst, new] = ["src", "dst", "new"].map(|name| root.join(name));
+        let owner = OTHER.to_string();
+        let run = |args: &[&OsStr]| {
+            let ids = ["--reuid", &owner, "--regid", &owner, "--clear-groups"].map(OsStr::new);
+            let command = [command.as_os_str()];
+            match is_root() {
+                true => run_ok("setpriv", &[&ids[..], &command, args].concat()),
+                false => run_ok(command[0], args),
+            };
+        };
+        let mut watcher = Watcher::of(root, &[".", "dst", "dst/a"]);
+        run(&["clone".as_ref(), src.as_ref(), new.as_ref()]);
+        watcher.hears(&[".:MOVED_TO:new"]);
+        run(&[
+            "clone".as_ref(),
+            "--replace".as_ref(),
+            src.as_ref(),
+            dst.as_ref(),
+        ]);
+        watcher.hears(&["dst:MOVE_SELF:", "dst/a:DELETE_SELF:", "dst:DELETE_SELF:"]);
+        watcher.hears(&[".:MOVED_FROM:dst", ".:MOVED_TO:dst"]);
+        assert_eq!(fs::read_to_string(dst.join("a/b/f")).unwrap(), "new");
+        for tree in [&src, &dst, &new] {
+            assert_eq!(fs::metadata(tree).unwrap().mode(), 0o40_555);
+        }
+        let mut watcher = Watcher::of(root, &[".", "new", "new/a"]);
+        run(&["rm".as_ref(), new.as_ref()]);
+        watcher.hears(&["new:MOVE_SELF:", "new/a:DELETE_SELF:", "new:DELETE_SELF:"]);
+        watcher.hears(&[".:MOVED_FROM:new"]);
+        assert!(!new.exists());
+    });
+}
+
+#[test]
+fn a_tree_that_its_owner_may_not_write_is_open_to_the_change_alone() {
+    if !is_root() {
+        println!("not root: the mount of an ordinary user is one with its owner");
+        return;
+    }
     on_both(|mount| {
         let root = mount.root();
-        make_tree(root, "src", "new");
-        make_tree(root, "dst", "old");
-        for name in ["src", "dst"] {
-            let closed = PermissionsExt::from_mode(0o555);
-            fs::set_permissions(root.join(name), closed).unwrap();
-        }
-        let mut watcher = Watcher::of(root, &["."]);
-        mount.clone_path(&root.join("src"), &root.join("new"));
-        watcher.hears(&[".:MOVED_TO:new"]);
-        mount.replace_path(&root.join("src"), &root.join("dst"));
-        assert_eq!(fs::read_to_string(root.join("dst/a/b/f")).unwrap(), "new");
-        mount.remove(&root.join("dst"));
-        assert!(!root.join("dst").exists());
+        make_closed_trees(root);
+        let dir = File::open(root).unwrap();
+        let may_write = || {
+            let flags = AtFlags::EACCESS;
+            let access = rustix::fs::accessat(&dir, "dst", Access::WRITE_OK, flags);
+            let mode = fs::metadata(root.join("dst")).unwrap().mode();
+            // Its mode is told as it is.
+            assert_eq!(mode, 0o40_555);
+            access == Ok(())
+        };
+        let as_user = |user: u32, may: bool| {
+            std::thread::scope(|scope| {
+                let look = || {
+                    let user = rustix::thread::Uid::from_raw(user);
+                    rustix::thread::set_thread_uid(user).unwrap();
+                    may_write()
+                };
+                let found = scope.spawn(look).join().unwrap();
+                assert_eq!(found, may, "user {user}");
+            });
+        };
+        let stages = || {
+            let user = rustix::thread::Uid::from_raw(OTHER);
+            rustix::thread::set_thread_uid(user).unwrap();
+            assert!(!may_write(), "before");
+            let name = b"dst".to_vec();
+            let staged = Staged::try_with(&dir, &StageRequest::Remove { name }).unwrap();
+            assert!(!may_write(), "staged");
+            let held = staged.open().unwrap();
+            assert!(may_write(), "the change");
+            as_user(OTHER, false);
+            assert!(may_write(), "still the change");
+            let none = RenameFlags::NOREPLACE;
+            let elsewhere = rustix::fs::renameat_with(&dir, "dst", &held, "elsewhere", none);
+            assert!(elsewhere.is_err(), "another change");
+            drop(held);
+            soon("the change ends", || !may_write());
+        };
+        std::thread::scope(|scope| scope.spawn(stages).join().unwrap());
+        // A change of a user that does not own the tree.
+        let stages = || {
+            let user = rustix::thread::Uid::from_raw(OTHER - 1);
+            rustix::thread::set_thread_uid(user).unwrap();
+            let name = b"dst".to_vec();
+            let staged = Staged::try_with(&dir, &StageRequest::Remove { name }).unwrap();
+            let held = staged.open().unwrap();
+            assert!(!may_write(), "no owner");
+            let none = RenameFlags::NOREPLACE;
+            let removed = rustix::fs::renameat_with(&dir, "dst", &held, STAGED_NAME, none);
+            assert_eq!(removed, Err(Errno::ACCESS));
+        };
+        std::thread::scope(|scope| scope.spawn(stages).join().unwrap());
+        assert!(root.join("dst/a/b/f").exists());
     });
 }

@@ -130,13 +130,16 @@ impl ControlCalls {
     fn stage(
         &self,
         request: &StageRequest,
-        (caller, dir): (&Caller, Ino),
+        (caller, thread): (&Caller, u32),
+        dir: Ino,
     ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
         if matches!(request, StageRequest::Restore { .. }) {
             owns_volume(caller)?;
         }
         let tokens = &self.clone_tokens;
-        let reply = self.staged.stage((caller, dir), request, tokens)?;
+        let reply = self
+            .staged
+            .stage((caller, thread), dir, (request, tokens))?;
         Ok((Vec::new(), encode_json(serde_json::to_string(&reply))?))
     }
 
@@ -149,7 +152,7 @@ impl ControlCalls {
     ) -> Answer<(Vec<Invalidation>, Vec<u8>)> {
         let caller = caller_of(requester);
         if let Call::Stage(request) = call {
-            return answer(self.stage(request, (&caller, node)));
+            return answer(self.stage(request, (&caller, requester.pid), node));
         }
         if let Call::Stat = call {
             return Ok((Vec::new(), answer(self.stat())?));

@@ -85,6 +85,8 @@ const LATE_OF_USER_MAX: usize = 2;
 /// Changes of one user, and of all users, that wait to be made.
 const OF_USER_MAX: usize = 64;
 const OF_ALL_MAX: usize = 1024;
+/// The permission of its owner to write a directory.
+const OWNER_WRITES: u16 = 0o200;
 /// Threads that carry changes out.
 const THREADS: usize = 4;
 /// Threads that tell of deletions, and threads that have entries dropped: of all users, and of one
@@ -96,9 +98,19 @@ const TOLD_AT_ONCE: usize = 256;
 /// Trees whose deletions wait to be told, of one user. The kernel is not told of more.
 const UNTOLD_OF_USER_MAX: usize = 256;
 
+/// The thread of a command that stages a change, and the directory that the change is in.
+struct Asker<'a> {
+    caller: &'a Caller,
+    thread: u32,
+    dir: Ino,
+}
+
 /// A change of a name, as it was staged.
 struct Plan {
     user: u32,
+    /// The thread that staged it, as the kernel numbers it for the daemon; 0 if the daemon cannot see
+    /// it.
+    thread: u32,
     dir: Source,
     name: Vec<u8>,
     change: Change,
@@ -254,9 +266,9 @@ impl StagedChanges {
     /// the errors of the change, as far as they show already.
     pub(crate) fn stage(
         &self,
-        (caller, dir): (&Caller, Ino),
-        request: &StageRequest,
-        tokens: &CloneTokens,
+        (caller, thread): (&Caller, u32),
+        dir: Ino,
+        (request, tokens): (&StageRequest, &CloneTokens),
     ) -> Result<StageReply> {
         let shared = &self.shared;
         if let StageRequest::Opened { dir: name } = request {
@@ -273,7 +285,12 @@ impl StagedChanges {
         };
         volume_may_search(&shared.volume, caller, dir)?;
         shared.tell_in_time(caller.uid, stale)?;
-        let plan = shared.plan((caller, dir), request, tokens)?;
+        let asker = Asker {
+            caller,
+            thread,
+            dir,
+        };
+        let plan = shared.plan(&asker, request, tokens)?;
         let replaced = plan.victim.as_ref().map(|victim| Replaced {
             ino: victim.object.ino.0,
             is_dir: victim.is_dir,
@@ -305,7 +322,11 @@ impl StagedChanges {
                 found.map(Ok).or_else(refused)
             }
             Request::Lookup { name } => Some(shared.look_up(header.node, name)),
-            Request::Getattr { .. } => shared.attr(header.node).map(|attr| Ok(Reply::attr(&attr?))),
+            Request::Getattr { .. } => {
+                let attr = shared.attr(header.node);
+                let staged = attr.map(|attr| Ok(Reply::attr(&attr?)));
+                staged.or_else(|| shared.movable(header))
+            }
             Request::Statx { .. } => shared
                 .attr(header.node)
                 .map(|attr| Ok(Reply::statx(&attr?))),
@@ -556,11 +577,11 @@ impl Shared {
 
     fn plan(
         &self,
-        (caller, dir): (&Caller, Ino),
+        asker: &Asker<'_>,
         request: &StageRequest,
         tokens: &CloneTokens,
     ) -> Result<Plan> {
-        let volume = &self.volume;
+        let (volume, caller, dir) = (&self.volume, asker.caller, asker.dir);
         let (name, replaces) = match request {
             StageRequest::Clone { name, replace, .. }
             | StageRequest::Restore { name, replace, .. } => (name, *replace),
@@ -608,6 +629,7 @@ impl Shared {
         }
         Ok(Plan {
             user: caller.uid,
+            thread: asker.thread,
             dir: place,
             name: name.clone(),
             change,
@@ -709,6 +731,32 @@ impl Shared {
         }
         let staged = changes.by_node.get(changes.objects.get(&node.0)?)?;
         Some(Ok(staged.plan.object()?.attr()))
+    }
+
+    /// The attributes of a tree that its owner may not write, as the owner's command may move it.
+    ///
+    /// The kernel moves a directory to another parent only for a caller that may write it, and asks for
+    /// its attributes again before it refuses. So the thread that staged the change sees that the owner
+    /// may write it until the change is made. No other thread sees that: the kernel asks again for
+    /// each.
+    fn movable(&self, header: &Header) -> Option<Answer<Reply>> {
+        let is_asker = |staged: &&Staged| {
+            let victim = staged.plan.victim.as_ref();
+            let is_victim = victim.is_some_and(|victim| victim.object.ino == header.node);
+            is_victim && staged.stage == Stage::Open && staged.plan.thread == header.pid
+        };
+        let user = {
+            let changes = self.changes.lock();
+            let staged = changes.by_node.values().find(is_asker)?;
+            staged.plan.user
+        };
+        let mut attr = self.volume.attributes().getattr(header.node).ok()?;
+        let is_closed = attr.kind == Kind::Directory && attr.perm & OWNER_WRITES == 0;
+        if header.pid == 0 || attr.uid != user || !is_closed {
+            return None;
+        }
+        attr.perm |= OWNER_WRITES;
+        Some(Ok(Reply::attr_within(&attr, Duration::ZERO)))
     }
 
     /// The refusal of a request about a staged node, if one of these is one.
