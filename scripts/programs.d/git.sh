@@ -78,3 +78,34 @@ use_git_watchman() {
     git reset -q --hard && git clean -qfd && settle && git status --porcelain
     watchman_ends
 }
+
+needs_git_watchman_trees="git watchman perl python3"
+make_git_watchman_trees() { make_repository "$1"; }
+use_git_watchman_trees() {
+    local change words
+    cd "$1" || return
+    echo '.out' >.git/info/exclude
+    private_watchman "$2" || return
+    mkdir -p "$2/trees"
+    cp -a d1 d2 d3 "$2/trees"
+    echo other >>"$2/trees/d2/f2"
+    mv "$2/trees/d2/f9" "$2/trees/d2/new"
+    cp .git/hooks/fsmonitor-watchman.sample .git/hooks/query-watchman
+    git config core.fsmonitor .git/hooks/query-watchman
+    git config core.untrackedCache true
+    git status --porcelain
+    for change in "copy d1 added" "replace d2 d2" "remove d4" "replace d3 added" "remove added" \
+        "copy d1 d4" "copy d2/new d5/new" "replace d1/f8 d5/f5" "remove d5/new"; do
+        read -r -a words <<<"$change"
+        case ${words[0]} in
+        copy) copy_at_once "$2/trees/${words[1]}" "${words[2]}" ;;
+        replace) replace_at_once "$2/trees/${words[1]}" "${words[2]}" "$2" ;;
+        remove) remove_at_once "${words[1]}" ;;
+        esac || echo "$change fails"
+        settle
+        echo "= $change"
+        git status --porcelain -uall
+    done
+    git reset -q --hard && git clean -qfd && settle && git status --porcelain
+    watchman_ends
+}
