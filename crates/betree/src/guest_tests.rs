@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ramet_block::{BLOCK_BYTES, Budget, Codec, Device, MemDevice};
-use ramet_nodetable::{NodeId, NodeRecord};
+use ramet_nodetable::NodeRecord;
 
 use crate::node::trailer::TRAILER_BYTES;
 use crate::shape::{OpenOptions, TreeShape};
+use crate::testing::{contents, records};
 use crate::tree::api::Tree;
 use crate::tree::batch::Batch;
 use crate::tree::format::FormatOptions;
@@ -73,25 +74,9 @@ fn edited() -> Edited {
     Edited { dev, tree, model }
 }
 
-fn records(tree: &Tree) -> BTreeMap<NodeId, NodeRecord> {
-    let mut records = BTreeMap::new();
-    let table = &tree.inner.store.table;
-    let mut visit = |id, record: &NodeRecord| drop(records.insert(id, record.clone()));
-    table.for_each(&mut visit).unwrap();
-    records
-}
-
 fn guests(tree: &Tree) -> Vec<NodeRecord> {
     let all = records(tree).into_values();
     all.filter(|record| record.offset > 0).collect()
-}
-
-fn contents(tree: &Tree) -> Model {
-    let entry = |entry: crate::Result<(bytes::Bytes, bytes::Bytes)>| {
-        let (key, value) = entry.unwrap();
-        (key.to_vec(), value.to_vec())
-    };
-    tree.scan(b"", None).map(entry).collect()
 }
 
 fn rebuild(dev: &Arc<dyn Device>) -> crate::Rebuilt {

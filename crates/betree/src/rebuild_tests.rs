@@ -10,6 +10,7 @@ use ramet_nodetable::{NodeId, NodeKind, NodeRecord};
 use crate::node::handle::{Kind, Place};
 use crate::node::trailer::{TRAILER_BYTES, Trailer};
 use crate::shape::{OpenOptions, TreeShape};
+use crate::testing::{contents, records};
 use crate::tree::api::Tree;
 use crate::tree::batch::Batch;
 use crate::tree::format::FormatOptions;
@@ -231,21 +232,6 @@ fn wide() -> (Arc<dyn Device>, Tree, Model) {
         tree.checkpoint().unwrap();
     }
     (dev, tree, model)
-}
-
-fn records(tree: &Tree) -> BTreeMap<NodeId, NodeRecord> {
-    let mut records = BTreeMap::new();
-    let mut visit = |id, record: &NodeRecord| drop(records.insert(id, record.clone()));
-    tree.inner.store.table.for_each(&mut visit).unwrap();
-    records
-}
-
-fn contents(tree: &Tree) -> Model {
-    let entry = |entry: crate::Result<(bytes::Bytes, bytes::Bytes)>| {
-        let (key, value) = entry.unwrap();
-        (key.to_vec(), value.to_vec())
-    };
-    tree.scan(b"", None).map(entry).collect()
 }
 
 fn rebuild(dev: &Arc<dyn Device>) -> crate::Rebuilt {

@@ -1,9 +1,10 @@
 //! Set-up that the crate's own tests have in common.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ramet_block::{Budget, Codec, Device, Extent, MemDevice, MetadataCopies};
-use ramet_nodetable::NodeTable;
+use ramet_nodetable::{NodeId, NodeRecord, NodeTable};
 
 use crate::node::trailer::Opening;
 use crate::shape::{OpenOptions, TreeShape};
@@ -41,4 +42,22 @@ pub(crate) fn store() -> Arc<Store> {
         budget,
         (10, Opening::default()),
     )
+}
+
+/// The records of all nodes.
+pub(crate) fn records(tree: &Tree) -> BTreeMap<NodeId, NodeRecord> {
+    let mut records = BTreeMap::new();
+    let mut visit = |id, record: &NodeRecord| drop(records.insert(id, record.clone()));
+    let table = &tree.inner.store.table;
+    table.for_each(&mut visit).expect("it can be read");
+    records
+}
+
+/// All keys with their values.
+pub(crate) fn contents(tree: &Tree) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let entries = tree.scan(b"", None).map(|entry| {
+        let (key, value) = entry.expect("it can be read");
+        (key.to_vec(), value.to_vec())
+    });
+    entries.collect()
 }

@@ -90,7 +90,7 @@ pub fn examine(
         }
         chosen => chosen,
     }?;
-    let mut copies = bad_superblocks(&*device, &superblock);
+    let before = (!examination.repairs).then(|| bad_superblocks(&*device, &superblock));
     let rebuilt = if examination.rebuilds {
         rebuild(&device, budget, progress)?
     } else {
@@ -108,10 +108,11 @@ pub fn examine(
         (Err(error), None) => return Err(error.into()),
     };
     found.lost.extend(rebuilt);
-    if examination.repairs {
+    let mut copies = match before {
+        Some(copies) => copies,
         // The opening has written them anew, and the volume is closed.
-        copies = bad_superblocks(&*device, &read_superblock(&*device)?);
-    }
+        None => bad_superblocks(&*device, &read_superblock(&*device)?),
+    };
     copies.append(&mut found.violations);
     found.violations = copies;
     match lost {

@@ -358,8 +358,8 @@ fn removals_in_any_order_give_the_space_of_snapshots_back() {
 
 const HOUR: i64 = 3600;
 
-/// A volume with a policy of `keep` snapshots, one for each of so many hours, and its clock.
-fn with_snapshots(keep: usize) -> (Arc<Volume>, Arc<Hands>) {
+/// A volume and its clock.
+fn with_clock() -> (Arc<Volume>, Arc<Hands>) {
     let (device, first) = volume();
     first.close().unwrap();
     drop(first);
@@ -368,7 +368,12 @@ fn with_snapshots(keep: usize) -> (Arc<Volume>, Arc<Hands>) {
         clock: Some(Arc::clone(&hands) as Arc<dyn Clock>),
         ..OpenOptions::default()
     };
-    let volume = Volume::open(device, options).unwrap();
+    (Volume::open(device, options).unwrap(), hands)
+}
+
+/// A volume with a policy of `keep` snapshots, one for each of so many hours, and its clock.
+fn with_snapshots(keep: usize) -> (Arc<Volume>, Arc<Hands>) {
+    let (volume, hands) = with_clock();
     let snapshots = volume.snapshots();
     let policy = format!("hourly={keep}").parse().unwrap();
     snapshots.set_policy(policy).unwrap();
@@ -447,16 +452,7 @@ impl Clock for Hands {
 
 #[test]
 fn a_policy_makes_snapshots_by_the_clock_and_removes_its_own_alone() {
-    let (device, first) = volume();
-    first.close().unwrap();
-    drop(first);
-    let hands = Arc::new(Hands::default());
-    let clock = Some(Arc::clone(&hands) as Arc<dyn Clock>);
-    let options = OpenOptions {
-        clock,
-        ..OpenOptions::default()
-    };
-    let volume = Volume::open(device, options).unwrap();
+    let (volume, hands) = with_clock();
     let snapshots = volume.snapshots();
     let follow = || {
         let mut changed = Vec::new();
@@ -501,15 +497,7 @@ fn a_policy_makes_snapshots_by_the_clock_and_removes_its_own_alone() {
 
 #[test]
 fn snapshot_of_a_clock_that_was_ahead_stops_no_policy_and_goes_in_its_turn() {
-    let (device, first) = volume();
-    first.close().unwrap();
-    drop(first);
-    let hands = Arc::new(Hands::default());
-    let options = OpenOptions {
-        clock: Some(Arc::clone(&hands) as Arc<dyn Clock>),
-        ..OpenOptions::default()
-    };
-    let volume = Volume::open(device, options).unwrap();
+    let (volume, hands) = with_clock();
     let snapshots = volume.snapshots();
     snapshots.set_policy("hourly=3".parse().unwrap()).unwrap();
     let at = |hour: i64| {

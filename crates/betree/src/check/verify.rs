@@ -205,7 +205,8 @@ fn check_ranges(nodes: &NodeCache, handle: &Handle, node: &Skeleton) -> Result<V
         let Some(below) = if_readable(nodes.skeleton(&child.node))? else {
             continue;
         };
-        if !child.translation.leads_into(&range, &below.range()) {
+        let shown = child.translation.range(&range);
+        if !child.translation.leads_into(&shown, &below.range()) {
             found.push(format!(
                 "T8 node {}: edge {at} shows more of node {} than there is",
                 handle.id().0,

@@ -376,7 +376,7 @@ impl Capture<'_> {
             .child
             .as_ref()
             .is_none_or(|c| c.node.kind() == Kind::Leaf);
-        if !translation.leads_into(self.range, &skeleton.edge_range(at))
+        if !translation.leads_into(&inside, &skeleton.edge_range(at))
             || is_lowest && self.holds_much(&skeleton, edge, &inside)?
         {
             descent.lca = Some(skeleton);
@@ -430,10 +430,7 @@ impl Capture<'_> {
             let segs = std::slice::from_ref(seg);
             let mut part = gather_range(self.nodes, inside, watermark, segs)?.extract(inside, out);
             // Zeros may have been added to the begin of the source.
-            let cover = match translation.keeps_rest() {
-                true => part.take_cover(self.range),
-                false => part.take_cover(&translation.back(self.range, inside)),
-            };
+            let cover = part.take_cover(&translation.back(self.range, inside));
             descent.above.push(Layer::Messages(part));
             return Ok(cover);
         }

@@ -263,11 +263,10 @@ impl Translation {
         is_inside.then(|| with_number(prefix, place, from, behind_number(rest, to)))
     }
 
-    /// Whether all images of keys of `range` lie in `whole`. Zeros may stand for the bytes that the
-    /// end of `whole` lacks of a number.
-    pub(crate) fn leads_into(&self, range: &KeyRange, whole: &KeyRange) -> bool {
-        let image = self.range(range);
-        if image.is_empty() || whole.covers(&image) {
+    /// Whether all keys of `image`, the image of a range, lie in `whole`. Zeros may stand for the bytes
+    /// that the end of `whole` lacks of a number.
+    pub(crate) fn leads_into(&self, image: &KeyRange, whole: &KeyRange) -> bool {
+        if image.is_empty() || whole.covers(image) {
             return true;
         }
         let Rest::Number { to, .. } = self.rest else {
@@ -280,7 +279,7 @@ impl Translation {
         };
         let mut end = end.to_vec();
         end.resize(len, 0);
-        KeyRange::new(whole.lo.clone(), Some(end.into())).covers(&image)
+        KeyRange::new(whole.lo.clone(), Some(end.into())).covers(image)
     }
 
     /// The part of `range` whose image is `image`, a part of its image.
@@ -288,12 +287,8 @@ impl Translation {
         if image.is_empty() {
             return KeyRange::new(range.lo.clone(), Some(range.lo.clone()));
         }
-        let back = self.inverse(&range.lo).range(image);
-        match self.rest {
-            Rest::Kept => back,
-            // Zeros may have been added to an end of `range`.
-            _ => back.intersect(range),
-        }
+        // Zeros may have been added to an end of `range`.
+        self.inverse(&range.lo).range(image).intersect(range)
     }
 
     /// First `self`, then `next` (law L1), for a range that `self` fits and whose image `next`

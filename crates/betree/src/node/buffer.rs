@@ -89,7 +89,7 @@ impl Buffer {
         let first_point = self.points.get_min().map(|(key, _)| key);
         let first_range = self.ranges.get_min().map(|(lo, _)| lo);
         let Some(lo) = first_point.into_iter().chain(first_range).min() else {
-            return KeyRange::new(Bytes::new(), Some(Bytes::new()));
+            return KeyRange::none();
         };
         let last_point = self
             .points

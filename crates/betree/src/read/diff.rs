@@ -83,7 +83,7 @@ impl Span {
     /// The range without the stripped bytes.
     fn shown(&self) -> KeyRange {
         if self.range.is_empty() {
-            return KeyRange::new(Bytes::new(), Some(Bytes::new()));
+            return KeyRange::none();
         }
         Translation::stripping(self.strip).range(&self.range)
     }

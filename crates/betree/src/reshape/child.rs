@@ -73,7 +73,7 @@ impl<'a> Children<'a> {
         let whole = self.nodes.skeleton(&child.node)?;
         let before = whole.range();
         let seen = child.translation.range(&range);
-        if !child.translation.leads_into(&range, &before) {
+        if !child.translation.leads_into(&seen, &before) {
             // Messages that are pushed there would be lost.
             return Err(Error::Corrupt {
                 what: "skeleton",

@@ -56,7 +56,7 @@ impl<'a> Narrower<'a> {
             }
             let at = node.edge_of(&inside.lo);
             let sees = || if_readable(self.sees_messages(&node, at, &inside));
-            let leads_on = child.translation.leads_into(range, &node.edge_range(at));
+            let leads_on = child.translation.leads_into(&inside, &node.edge_range(at));
             if !leads_on || sees()?.unwrap_or(true) {
                 child.live_bytes = node.live_bytes_in(&inside);
                 return Ok(Some(child));

@@ -83,11 +83,7 @@ impl Skeleton {
             let image = seg.translation.range(&seg.clip);
             for part in parts {
                 let inside = image.intersect(&part.range);
-                if inside.is_empty() {
-                    continue;
-                }
                 let clip = seg.translation.back(&seg.clip, &inside);
-                let clip = clip.intersect(&seg.clip);
                 if !clip.is_empty() {
                     segs.push(SegRef {
                         run: part.run.clone(),

@@ -87,7 +87,7 @@ impl Inner {
                 }
             }
             Op::CloneRange { .. } | Op::CloneNumbers { .. } => {
-                let (source, there) = op.clones().expect("it is a clone");
+                let (source, there) = op.as_clone().expect("it is a clone");
                 if source.is_empty() {
                     return Ok(None);
                 }

@@ -81,11 +81,11 @@ pub enum Op {
 impl Op {
     /// The range that a clone copies.
     pub(crate) fn source(&self) -> Option<KeyRange> {
-        self.clones().map(|(source, _)| source)
+        self.as_clone().map(|(source, _)| source)
     }
 
     /// The range that a clone copies, and the translation from there to the copies.
-    pub(crate) fn clones(&self) -> Option<(KeyRange, Translation)> {
+    pub(crate) fn as_clone(&self) -> Option<(KeyRange, Translation)> {
         match self {
             Op::CloneRange {
                 lo,
@@ -121,7 +121,7 @@ impl Op {
             }
             Op::DeleteRange { lo, hi } => (KeyRange::new(lo.clone(), hi.clone()), None),
             Op::CloneRange { .. } | Op::CloneNumbers { .. } => {
-                let (source, there) = self.clones().expect("it is a clone");
+                let (source, there) = self.as_clone().expect("it is a clone");
                 let copy = (!source.is_empty()).then(|| there.range(&source));
                 (source, copy)
             }
@@ -343,7 +343,7 @@ pub(crate) fn check(batch: &Batch) -> Result<()> {
                     return Err(Error::Invalid("a key is too long"));
                 }
                 if op
-                    .clones()
+                    .as_clone()
                     .is_some_and(|(_, there)| there.rest == Rest::Nothing)
                 {
                     return Err(Error::Invalid(

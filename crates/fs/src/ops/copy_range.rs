@@ -69,8 +69,8 @@ struct BlockClone<'a> {
 }
 
 impl BlockClone<'_> {
-    /// Clones the blocks, whose keys begin with these prefixes. A number that does not change is no
-    /// number to move: such a clone is read like any other.
+    /// Clones the blocks, whose keys begin with these prefixes. Blocks whose numbers stay are cloned by
+    /// prefix: readers of that clone move no numbers.
     fn clone_blocks(&self, (from, to): (&Bytes, &Bytes), batch: &mut Batch) -> Result<()> {
         let Range { start, end } = self.blocks;
         if self.first == start {

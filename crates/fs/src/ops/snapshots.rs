@@ -436,7 +436,7 @@ impl Snapshots {
             // No more go than the new one replaces.
             let replaced = (own.len() + 1).saturating_sub(keep);
             let may_go = |entry: &SnapshotEntry| !self.is_mounted(entry);
-            if is_full && own[..replaced.min(own.len())].iter().any(may_go) {
+            if is_full && own[..replaced].iter().any(may_go) {
                 outcome = self.prune_oldest(&mut own, changed);
                 made = self.create_as(&name, made_by);
             }

@@ -692,10 +692,7 @@ impl History {
 
     fn operate(&mut self) -> ramet_fs::Result<()> {
         let volume = self.volume();
-        let mut known = Known {
-            volume: &volume,
-            inos: Vec::new(),
-        };
+        let mut known = Known::of(&volume);
         if self.seen.objects.len() > self.objects_max {
             let (path, _) = self.object();
             let (name, dir) = path.split_last().expect("not the root");
@@ -1025,10 +1022,7 @@ fn copy_blocks(history: &mut History) -> ramet_fs::Result<()> {
         return Ok(());
     }
     let volume = history.volume.clone().expect(OPEN);
-    let mut known = Known {
-        volume: &volume,
-        inos: Vec::new(),
-    };
+    let mut known = Known::of(&volume);
     let mut place = || -> ramet_fs::Result<(Ino, u64)> {
         let path = files[history.copies.below(files.len())];
         Ok((known.find(path)?, 4096 * history.copies.below(4) as u64))
@@ -1047,7 +1041,14 @@ struct Known<'a> {
     inos: Vec<Ino>,
 }
 
-impl Known<'_> {
+impl<'a> Known<'a> {
+    fn of(volume: &'a Volume) -> Self {
+        Self {
+            volume,
+            inos: Vec::new(),
+        }
+    }
+
     fn find(&mut self, path: &[Bytes]) -> ramet_fs::Result<Ino> {
         let mut ino = ROOT_INO;
         for name in path {
