@@ -114,6 +114,8 @@ pub enum Fault {
     ChangeTorn,
     /// A snapshot gets the contents of files by a batch of its own.
     SnapshotTorn,
+    /// A rollback of an open volume puts the files of before away by a batch of its own.
+    RollbackTorn,
     /// The next snapshot gets the id of the last one.
     SnapshotIdGivenAgain,
     /// A snapshot that is removed leaves its contents of files behind.

@@ -710,8 +710,12 @@ pub enum SnapshotVerb {
     Rm(SnapshotName),
     /// Make the files of a volume those of a snapshot again
     ///
-    /// The volume must not be mounted. A snapshot of the state before is made first, and its name is
-    /// told. All snapshots stay.
+    /// A snapshot of the state before is made along with it, and its name is told. All snapshots
+    /// stay. Without DIR, the volume is that of the current directory.
+    ///
+    /// A volume may be mounted. Programs go on with the files that they have open, which have no names
+    /// any more, and find nothing in directories of before, but for the one on which the volume is
+    /// mounted. Names that come back have new inode numbers.
     Rollback(SnapshotRollback),
     /// Tell or set the policy by which the daemon makes snapshots, and removes those that it made
     ///
@@ -744,17 +748,19 @@ pub struct SnapshotName {
 }
 
 #[derive(Debug, Args)]
+#[command(allow_missing_positional = true)]
 pub struct SnapshotRollback {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
-    /// Memory that the command may take, such as 512M; the default is the smaller of a quarter of
-    /// the machine's memory and half of the control group's limit
+    /// Memory that the command may take for an unmounted volume, such as 512M; the default is the
+    /// smaller of a quarter of the machine's memory and half of the control group's limit
     #[arg(long, value_name = "N")]
     pub memory: Option<Size>,
-    /// Volume that is not mounted: image file or block device
-    pub volume: PathBuf,
+    /// A directory on the mount, or a volume: image file or block device
+    pub dir: Option<PathBuf>,
     /// Name of the snapshot
+    #[arg(required = true)]
     pub name: String,
 }
 

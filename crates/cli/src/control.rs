@@ -280,7 +280,7 @@ impl Root {
     }
 
     /// The path of the open directory: absolute and without links.
-    fn path(&self) -> Answer<PathBuf> {
+    pub fn path(&self) -> Answer<PathBuf> {
         resolve::path_of(&self.0)
     }
 

@@ -1,5 +1,6 @@
 //! The Ramet mounts among all mounts.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -8,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use ramet_block::superblock::SLOTS;
 use ramet_block::{BLOCK_BYTES, Superblock, SuperblockError};
+use ramet_fs::RESERVED_NAME;
 use ramet_fuse::mountinfo::{self, MountInfo};
 use rustix::fs::{FileType, Mode, OFlags};
 
@@ -68,6 +70,14 @@ pub fn stays_at(dir: &Path) -> Outcome<Option<PathBuf>> {
 pub fn below(path: &Path) -> Outcome<Option<PathBuf>> {
     let mut dirs = all()?.into_iter().map(|mount| mount.dir);
     Ok(dirs.find(|dir| dir.starts_with(path)))
+}
+
+/// A mount point below the root `dir` of a mounted volume, which is absolute and without links, that
+/// this process sees; not that of its views.
+pub fn inside_of_root(dir: &Path) -> Outcome<Option<PathBuf>> {
+    let views = dir.join(OsStr::from_bytes(RESERVED_NAME));
+    let mut dirs = all()?.into_iter().map(|mount| mount.dir);
+    Ok(dirs.find(|at| at != dir && at.starts_with(dir) && !at.starts_with(&views)))
 }
 
 /// The mounts that may be Ramet's.

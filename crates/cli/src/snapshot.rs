@@ -1,10 +1,11 @@
 //! `ramet snapshot`: snapshots of a mounted volume.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ramet_block::owner::Contents;
-use ramet_block::{Access, FileDevice};
+use ramet_block::{Access, FileDevice, OpenError};
 use ramet_fs::{
     Policy, SnapshotReply, SnapshotRequest, ToldDamage, ToldSnapshot, check_snapshot_name,
     roll_back,
@@ -13,9 +14,11 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::args::{Snapshot, SnapshotName, SnapshotPolicy, SnapshotRollback, SnapshotVerb};
+use crate::beside::Live;
 use crate::budget::{budget, within};
 use crate::control::{Root, here, mounted, refuse_if_read_only};
 use crate::failure::{Failure, Outcome};
+use crate::mounts;
 use crate::output::{complain, say};
 use crate::owner;
 use crate::size::Size;
@@ -175,26 +178,74 @@ fn create(args: &SnapshotName) -> Outcome {
 }
 
 fn rollback(args: &SnapshotRollback) -> Outcome {
-    let path = &args.volume;
-    if path.is_dir() {
-        let why = "a directory: unmount the volume first, and name its image file or device";
-        return Err(Failure::at(path, why));
+    check_name(&args.name)?;
+    // The volume of `ramet init` is not rolled back from elsewhere.
+    let path = args.dir.as_deref().unwrap_or(Path::new("."));
+    let meta = fs::metadata(path).map_err(|e| Failure::system(path, e))?;
+    let before = match meta.is_dir() {
+        true => roll_back_mounted(path, &args.name)?,
+        false => match FileDevice::open(path, Access::ReadWrite) {
+            Ok(device) => roll_back_unmounted(path, device, args)?,
+            Err(busy @ OpenError::Busy { .. }) => match Live::of(path)? {
+                Some(live) => roll_back_mounted(&live.dir, &args.name)?,
+                None => return Err(Failure::device(busy)),
+            },
+            Err(e) => return Err(Failure::device(e)),
+        },
+    };
+    match args.json {
+        true => say!("{:#}", json!({ "before": before })),
+        false => say!("the state before is in snapshot {before}"),
     }
-    let device = FileDevice::open(path, Access::ReadWrite).map_err(Failure::device)?;
+}
+
+/// Rolls a mounted volume back. Answers the name of the snapshot of the state before.
+fn roll_back_mounted(dir: &Path, name: &str) -> Outcome<String> {
+    let place = Place::to_change(Some(dir))?;
+    let root = &place.root;
+    let shown = root.path().map_err(|e| Failure::system(dir, e))?;
+    // The kernel would drop it with the directory, and does not tell the daemon of mounts.
+    if let Some(below) = mounts::inside_of_root(&shown)? {
+        let why = format!("busy: a file system is mounted on {}", below.display());
+        return Err(Failure::at(dir, why));
+    }
+    // Asks first, so that the kernel does not write back another file system as a whole.
+    root.stats_json().map_err(|e| mounted(dir, e))?;
+    root.write_back().map_err(|e| mounted(dir, e))?;
+    let request = SnapshotRequest::RollBack { name: name.into() };
+    let reply = root.ask_snapshots(&request).map_err(|e| match e {
+        Errno::INVAL => {
+            let why = "its daemon rolls no mounted volume back: it is of an older version";
+            Failure::at(dir, why)
+        }
+        Errno::FBIG => {
+            let why = "too many forks or protected files in it: unmount the volume, and name its \
+                       image file or device";
+            Failure::new(format!("snapshot {name:?}: {why}"))
+        }
+        e => place.why(name, e),
+    })?;
+    root.sync().map_err(|e| mounted(dir, e))?;
+    let before = reply.snapshots.into_iter().next();
+    Ok(before.map(|told| told.name).unwrap_or_default())
+}
+
+fn roll_back_unmounted(
+    path: &Path,
+    device: FileDevice,
+    args: &SnapshotRollback,
+) -> Outcome<String> {
     let device = Arc::new(device);
     let device = owner::take(path, device, Contents::Volume, &mut owner::tell)?;
     let options = within(budget(args.memory));
     let before = roll_back(device, options, &args.name).map_err(|e| match e {
         ramet_fs::Error::NotFound => Failure::new(format!(
-            "snapshot {:?}: there is no such snapshot",
+            "snapshot {:?}: there is no snapshot of this name",
             args.name
         )),
         e => Failure::at(path, e),
     })?;
-    match args.json {
-        true => say!("{:#}", json!({ "before": before.name })),
-        false => say!("the state before is in snapshot {}", before.name),
-    }
+    Ok(before.name)
 }
 
 fn as_value(told: &ToldSnapshot) -> Value {

@@ -423,16 +423,10 @@ fn a_volume_is_rolled_back_when_it_is_not_mounted() {
     fs::write(&file, "before").expect("there is room");
     done(&["snapshot", "create", &root, "one"]);
     fs::write(&file, "later").expect("there is room");
-    assert!(refused(&["snapshot", "rollback", &root, "one"]).contains("unmount"));
     let volume = bed.volume();
     let volume = text(&volume);
-    assert!(
-        !ramet(&["snapshot", "rollback", volume, "one"])
-            .status
-            .success()
-    );
     mount.umount();
-    assert!(refused(&["snapshot", "rollback", volume, "no"]).contains("no such snapshot"));
+    assert!(refused(&["snapshot", "rollback", volume, "no"]).contains("there is no snapshot"));
     let told = done(&["snapshot", "rollback", volume, "one"]);
     bed.fsck();
     let mount = bed.mount(&[]);

@@ -98,6 +98,7 @@ pub use ops::fork_record::NewFork;
 pub use ops::forks::{ForkBytes, ForkEntry, ForkOrigin, Forks, SomeForks};
 pub use ops::import::{Import, Imports};
 pub use ops::import_stage::ImportCounts;
+pub use ops::live_rollback::{FormerRoot, RolledBack};
 pub use ops::merge_steps::MergeParts;
 pub use ops::names::Names;
 pub use ops::readdir::{DirEntry, Directories};
@@ -114,7 +115,7 @@ pub use receive::{
     Destination, Found, InVolume, ReceiveCounts, ReceiveError, ReceivedTree, Receiver, Replace,
     Unfinished, discard, unfinished,
 };
-pub use rollback::roll_back;
+pub use rollback::{roll_back, roll_back_open};
 pub use tools::check::Finding;
 pub use tools::controls::{ControlState, Controls};
 pub use tools::diff::{Change, Difference};

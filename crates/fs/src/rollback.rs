@@ -1,10 +1,12 @@
 //! Rollback: the files of a volume become those of one of its snapshots.
 //!
 //! One batch replaces the root's range by that of the snapshot, after a snapshot of the state
-//! before. Nobody may have the volume mounted, so no inode is in memory and the kernel remembers
+//! before. While nobody has the volume open, no inode is in memory and the kernel remembers
 //! nothing. Tables of inode numbers go back with the names that they are of. The counter of
 //! generations does not: a number that is given again has another generation, and handles of
 //! objects that were made after the snapshot lead nowhere.
+//!
+//! An open volume keeps the tables of now ([`ops/live_rollback.rs`](crate::ops::live_rollback)).
 
 use std::sync::Arc;
 
@@ -14,9 +16,10 @@ use ramet_block::Device;
 use crate::error::{Error, Result};
 use crate::format::keys;
 use crate::namespace::numbers::Counters;
+use crate::ops::live_rollback::RolledBack;
 use crate::ops::snapshot_records::SnapshotEntry;
 use crate::options::OpenOptions;
-use crate::volume::{Volume, view};
+use crate::volume::{Volume, finish_joins, view};
 
 /// Makes the files of the volume on `device` those of the snapshot `name`, durably. Returns the
 /// snapshot that keeps the state before. All snapshots stay.
@@ -46,6 +49,20 @@ pub fn roll_back(
     let before = rolled?;
     closed?;
     Ok(before)
+}
+
+/// Makes the files of the open volume those of the snapshot `name`, for a caller that may have
+/// references to inodes. Atomic, durable with the next sync. All snapshots stay.
+///
+/// # Errors
+/// `NotFound` when there is no such snapshot, `TooBig` when it has more forks or protected inodes
+/// than one batch renews, and those of a view of it and of the tree. The files are as before then.
+pub fn roll_back_open(volume: &Volume, name: &str) -> Result<RolledBack> {
+    // A snapshot that cannot be shown would be a volume that cannot be opened.
+    drop(view(volume, name)?);
+    let rolled = volume.snapshots().roll_back(name)?;
+    finish_joins(volume);
+    Ok(rolled)
 }
 
 /// The batch of a rollback.

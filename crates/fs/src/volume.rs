@@ -449,12 +449,17 @@ fn volume_in(tree: Arc<Tree>, files: FileOptions) -> Result<Volume> {
         is_read_only: files.read_only,
         viewed: None,
     };
-    if !files.read_only
-        && let Err(error) = volume.names.joins.finish_joins()
-    {
-        tracing::warn!(%error, "a clone whose links cross its border is not whole yet");
+    if !files.read_only {
+        finish_joins(&volume);
     }
     Ok(volume)
+}
+
+/// Goes on with joins of clone roots that the files have begun.
+pub(crate) fn finish_joins(volume: &Volume) {
+    if let Err(error) = volume.names.joins.finish_joins() {
+        tracing::warn!(%error, "a clone whose links cross its border is not whole yet");
+    }
 }
 
 /// `volume` as the snapshot of this name has it, for reading: every change is refused. The

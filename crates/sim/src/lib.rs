@@ -32,7 +32,7 @@ mod state;
 mod step;
 
 pub use corrupt::{Structure, Verdicts, Victim};
-pub use crash::{CrashPlan, CrashReport, CrashRun, STAGES_ONE_IN};
+pub use crash::{CrashPlan, CrashReport, CrashRun, ROLLS_BACK_AT, STAGES_ONE_IN};
 pub use device::SparseDevice;
 pub use disk::{Interrupt, Keep, LoggedDevice, PowerCut, Told};
 pub use fault::{FaultReport, FaultRun};

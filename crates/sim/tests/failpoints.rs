@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use ramet_block::failpoints::{self, Fault};
 use ramet_sim::{
-    CrashPlan, CrashReport, CrashRun, FaultRun, Generator, KillReport, Mix, Runner, STAGES_ONE_IN,
-    Setup, Tool, Victim, kill_everywhere,
+    CrashPlan, CrashReport, CrashRun, FaultRun, Generator, KillReport, Mix, ROLLS_BACK_AT, Runner,
+    STAGES_ONE_IN, Setup, Tool, Victim, kill_everywhere,
 };
 
 /// Simulations.
@@ -29,6 +29,8 @@ enum Search {
     Files,
     /// The same, with staged clones in each.
     Staged,
+    /// The same, with rollbacks of the open volume in each.
+    RolledBack,
     /// Damaged bytes.
     Damage,
     /// Failing calls of the device.
@@ -39,10 +41,10 @@ enum Search {
     Kills(Tool),
 }
 
-use Search::{Batches, Damage, Failures, Files, Kills, Recoveries, Staged, Steps};
+use Search::{Batches, Damage, Failures, Files, Kills, Recoveries, RolledBack, Staged, Steps};
 
 /// Each fault with the simulation that is to find it.
-const FAULTS: [(Fault, Search); 54] = [
+const FAULTS: [(Fault, Search); 55] = [
     (Fault::NodesUnsynced, Batches),
     (Fault::SuperblockUnsynced, Batches),
     (Fault::JournalUnsynced, Batches),
@@ -91,6 +93,7 @@ const FAULTS: [(Fault, Search); 54] = [
     (Fault::StagedNameKept, Staged),
     (Fault::ChangeTorn, Files),
     (Fault::SnapshotTorn, Files),
+    (Fault::RollbackTorn, RolledBack),
     (Fault::SnapshotIdGivenAgain, Files),
     (Fault::SnapshotContentsKept, Files),
     (Fault::OldVolumeStands, Kills(Tool::MakeAgain)),
@@ -167,9 +170,10 @@ fn search(how: Search, (first, budget): (u64, u64), tried: &mut u64) -> Result<(
             let small = 3 * seed + 1;
             CrashRun::record(&Setup::tight_of(small, 64 << 10), plan)
         }),
-        Files | Staged => cuts((first, budget), tried, |seed| {
+        Files | Staged | RolledBack => cuts((first, budget), tried, |seed| {
             let seed = match how {
                 Staged => STAGES_ONE_IN * seed,
+                RolledBack => ROLLS_BACK_AT.0 + ROLLS_BACK_AT.1 * (seed - 1),
                 _ => seed,
             };
             CrashRun::record_files(&Setup::tight_of(seed, 256 << 10), plan(seed, 120, 24))
@@ -234,7 +238,7 @@ fn search(how: Search, (first, budget): (u64, u64), tried: &mut u64) -> Result<(
 
 fn budget(how: Search) -> u64 {
     match how {
-        Batches | Files | Staged => 40_000,
+        Batches | Files | Staged | RolledBack => 40_000,
         // One is found in some 13,000 images, as seeds go.
         Recoveries => 120_000,
         Damage => 4000,
@@ -304,7 +308,9 @@ fn every_fault_is_found() {
 fn without_a_fault_nothing_is_found() {
     let kills = Tool::ALL.map(Kills);
     // The test `crash` has a history with staged clones.
-    let others = [Batches, Recoveries, Files, Damage, Failures, Steps];
+    let others = [
+        Batches, Recoveries, Files, RolledBack, Damage, Failures, Steps,
+    ];
     for how in others.into_iter().chain(kills) {
         let (start, mut tried) = (Instant::now(), 0);
         let outcome = search(how, (1, budget(how) / 16), &mut tried);

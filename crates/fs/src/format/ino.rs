@@ -16,9 +16,14 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// The root directory. The kernel wants 0 for its generation.
-    pub(crate) const ROOT: Self = Self {
-        ino: ROOT_INO,
-        generation: 0,
-    };
+    /// The root directory of a volume that was never rolled back while it was open.
+    pub(crate) const ROOT: Self = Self::root(0);
+
+    /// The root directory that was born with this generation.
+    pub(crate) const fn root(birth: u64) -> Self {
+        Self {
+            ino: ROOT_INO,
+            generation: birth,
+        }
+    }
 }

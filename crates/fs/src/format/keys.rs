@@ -345,6 +345,13 @@ pub(crate) fn ranges_of_snapshots() -> [(u8, Bytes, Bytes); 5] {
     ]
 }
 
+/// The ranges of the live tree that have its names and their contents, with their indexes: those of
+/// [`ranges_of_snapshots`] without the record of the root, counters and tables.
+pub(crate) fn ranges_of_trees() -> [(u8, Bytes, Bytes); 4] {
+    let [names, _, contents, notes, more_notes] = ranges_of_snapshots();
+    [names, contents, notes, more_notes]
+}
+
 /// Prefix of the records of snapshots; a name follows.
 pub(crate) fn snapshot_records() -> Bytes {
     Bytes::from_static(&[META, REGISTRY, 0])
@@ -383,6 +390,13 @@ pub(crate) fn protection(ino: Ino) -> Bytes {
 /// Key of the count of protected inodes below the directory with this visible number.
 pub(crate) fn protected_below(ino: Ino) -> Bytes {
     join(&[&[META, 0, PROTECTED, 1], &ino.0.to_be_bytes()])
+}
+
+/// The number that a key of the table of protections has, and whether the key has a count.
+pub(crate) fn parse_protection(key: &[u8]) -> Option<(Ino, bool)> {
+    let (kind, rest) = key.strip_prefix(&protections()[..])?.split_first()?;
+    let ino = u64::from_be_bytes(rest.try_into().ok()?);
+    (*kind < 2).then_some((Ino(ino), *kind == 1))
 }
 
 /// Key of the entry `name` of the directory at `dir`.

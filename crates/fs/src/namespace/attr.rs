@@ -1,7 +1,7 @@
 //! The attributes of an inode, as `stat` shows them.
 
 use crate::format::blocks::BLOCK_BYTES;
-use crate::format::ino::{Identity, Ino};
+use crate::format::ino::{Identity, Ino, ROOT_INO};
 use crate::format::record::{FLAG_SPARSE, Kind, Record, Time};
 use crate::namespace::inode::Inode;
 
@@ -62,9 +62,14 @@ pub(crate) fn attr_of(identity: Identity, record: &Record) -> Attr {
         Kind::Regular => blocks,
         _ => 0,
     };
+    // The kernel wants 0 for the generation of the root.
+    let generation = match identity.ino {
+        ROOT_INO => 0,
+        _ => identity.generation,
+    };
     Attr {
         ino: identity.ino,
-        generation: identity.generation,
+        generation,
         kind,
         perm: u16::try_from(record.mode & 0o7777).expect("twelve bits"),
         nlink: record.nlink,

@@ -27,7 +27,7 @@ use bytes::Bytes;
 use foldhash::HashMap;
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
-use crate::format::ino::{Identity, Ino};
+use crate::format::ino::{Identity, Ino, ROOT_INO};
 use crate::format::keys::Orphan;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_JOINING, Kind, Record, Time};
 use crate::format::slots::Slot;
@@ -565,6 +565,8 @@ pub(crate) struct Table {
     forgotten: AtomicU64,
     hints: RwLock<Hints>,
     absent: AbsentNames,
+    /// The root directories so far that may be in memory. A rollback makes another one.
+    roots: Mutex<Vec<Weak<Inode>>>,
     evictions: AtomicU64,
     serials: AtomicU64,
     deferred: Mutex<Vec<Deferred>>,
@@ -606,6 +608,7 @@ impl Table {
             forgotten: AtomicU64::new(0),
             hints: RwLock::new(Hints::new(HINTS_MIN)),
             absent: AbsentNames::default(),
+            roots: Mutex::default(),
             evictions: AtomicU64::new(0),
             serials: AtomicU64::new(0),
             deferred: Mutex::default(),
@@ -990,6 +993,45 @@ impl Table {
             drop((held, compact));
         }
     }
+}
+
+/// Whether the directory with this identity may be in memory, compact or not. Of the root there is
+/// one for each rollback.
+pub(crate) fn has_dir(table: &Table, dir: Identity) -> bool {
+    if dir.ino != ROOT_INO {
+        return table.has(dir.ino);
+    }
+    let roots = table.roots.lock();
+    let known: Vec<_> = roots.iter().filter_map(Weak::upgrade).collect();
+    drop(roots);
+    known.iter().any(|root| root.identity() == dir)
+}
+
+/// Notes a root directory that comes, for [`has_dir`].
+pub(crate) fn note_root(table: &Table, root: &Arc<Inode>) {
+    let mut roots = table.roots.lock();
+    roots.retain(|root| root.strong_count() > 0);
+    roots.push(Arc::downgrade(root));
+}
+
+/// Puts a root directory in the place of the one before, with the references of the kernel.
+pub(super) fn seat_root(table: &Table, root: &Arc<Inode>) {
+    let mut shard = table.shard(root.ino).lock();
+    let lookups = shard.slots.get(&root.ino.0).map_or(0, |seat| seat.lookups);
+    let seat = Seat {
+        inode: Arc::downgrade(root),
+        serial: root.serial,
+        held: (lookups > 0).then(|| Arc::clone(root)),
+        lookups,
+    };
+    let before = shard.slots.insert(root.ino.0, seat);
+    if before.is_none() {
+        table.inodes.fetch_add(1, Ordering::Relaxed);
+        shard.enqueue(root.ino);
+    }
+    // Dropping an inode takes the lock of the shard.
+    drop(shard);
+    drop(before);
 }
 
 /// The place of an inode in memory.

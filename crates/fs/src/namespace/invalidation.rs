@@ -58,6 +58,8 @@ pub enum Invalidation {
     Contents(Ino),
     /// The names in a directory as a listing tells them, and its attributes.
     Listing(Ino),
+    /// The objects that all names lead to.
+    AllNames,
 }
 
 impl Invalidation {

@@ -93,3 +93,14 @@ pub(crate) fn known_below(table: &Table, top: &Arc<Inode>, between: impl FnMut()
     let names = names.into_iter().map(|(_, known)| known).collect();
     KnownBelow { names, shared }
 }
+
+/// The names in the directory `dir` itself of the inodes in memory with one name.
+pub(crate) fn known_in(table: &Table, dir: &Arc<Inode>) -> Vec<Vec<u8>> {
+    let mut names = Vec::new();
+    let each = |placed: Placed<'_>, _| match placed {
+        Placed::Name(parent, name) if Arc::ptr_eq(parent, dir) => names.push(name.to_vec()),
+        Placed::Name(..) | Placed::Shared(_) => {}
+    };
+    each_placed(table, each, || {});
+    names
+}

@@ -30,7 +30,7 @@ use crate::error::Result;
 use crate::format::ino::{Identity, Ino};
 use crate::format::keys::{self, NumberKey};
 use crate::format::slots::{Run, SLOTS_WITHOUT_INDEX, Slot};
-use crate::namespace::inode::Inode;
+use crate::namespace::inode::{Inode, has_dir};
 use crate::namespace::number_tables::{
     drop_pin, free_block, read_block, stored_block, stored_owner, stored_pin,
 };
@@ -113,7 +113,7 @@ impl Numbers {
     /// Gives back some blocks of a directory that is gone.
     fn reclaim_directory(&self, given: &mut Given, dir: Identity) -> Result<Step> {
         // An operation that holds the directory may give it one more block.
-        if self.table.has(dir.ino) {
+        if has_dir(&self.table, dir) {
             return Ok(Step::Waits);
         }
         // The memory is asked before the snapshot and after it, as by a sweep.

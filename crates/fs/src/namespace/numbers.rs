@@ -461,6 +461,21 @@ impl Numbers {
     }
 }
 
+/// As [`Numbers::block`], for a directory that is not in memory. The block is stored later where the
+/// volume is full.
+pub(crate) fn block_of(numbers: &Numbers, dir: Identity, run: Run) -> Result<Block> {
+    let mut given = numbers.given.lock();
+    let found = match stored_block(&numbers.tree, dir, run)? {
+        Some(stored) => stored,
+        None => match given.unstored.blocks.get(&(dir, run)) {
+            Some(unstored) => *unstored,
+            None => numbers.give(&mut given, (dir, run))?,
+        },
+    };
+    given.count_unstored(numbers);
+    Ok(found)
+}
+
 impl Given {
     /// Tells how many blocks are in memory only.
     fn count_unstored(&self, numbers: &Numbers) {

@@ -48,14 +48,12 @@ pub(crate) fn path_of(
         steps.push(place);
         at = place.0.ino;
     }
-    let (mut here, mut path) = (Identity::ROOT, Bytes::new());
-    let mut has_index = match get(&keys::root_record())?
-        .map(|e| Entry::decode(&e))
-        .transpose()?
-    {
-        Some(Entry::Inode(record)) => record.has_slot_index(),
-        _ => return Ok(None),
+    let root = get(&keys::root_record())?.map(|e| Entry::decode(&e));
+    let Some(Entry::Inode(root)) = root.transpose()? else {
+        return Ok(None);
     };
+    let (mut here, mut path) = (Identity::root(root.birth), Bytes::new());
+    let mut has_index = root.has_slot_index();
     for (home, slot) in steps.into_iter().rev() {
         if home != here || slot.link().is_some() {
             return Ok(None);

@@ -4,19 +4,22 @@
 //! inode in memory: the one in the table, or a new one whose record it reads from the tree.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use ramet_betree::{Seq, Snapshot, Tree, successor_of_prefix};
 use ramet_block::LongestTimes;
 
 use crate::error::{Error, Result, gone_is_not_found};
-use crate::format::ino::{Identity, Ino};
+use crate::format::ino::{Identity, Ino, ROOT_INO};
 use crate::format::keys;
 use crate::format::record::{Entry, Kind, LinkEntry, Record};
 use crate::format::slots::{RUN_LEN_MAX, Slot};
 use crate::namespace::compaction::Compaction;
-use crate::namespace::inode::{Adopted, Count, DirPath, Inode, Location, LockedNames, Table};
+use crate::namespace::inode::{
+    Adopted, Count, DirPath, Inode, Location, LockedNames, Table, note_root, seat_root,
+};
 use crate::namespace::invalidation::Caches;
 use crate::namespace::known_blocks::Owed;
 use crate::namespace::looks::Looks;
@@ -64,7 +67,10 @@ pub(crate) struct Namespace {
     pub(crate) caches: Caches,
     looks: Looks,
     /// Keeps the root in the table when the kernel forgets it.
-    _root: Arc<Inode>,
+    root: Mutex<Arc<Inode>>,
+    /// Rollbacks of the open volume, each of which makes another directory the root. Changes with
+    /// the topology held for writing.
+    rollbacks: AtomicU64,
 }
 
 impl Namespace {
@@ -82,11 +88,12 @@ impl Namespace {
         let numbers = Numbers::new(Arc::clone(&tree), Arc::clone(&table), counters);
         let root = Inode::new(
             &table,
-            Identity::ROOT,
+            Identity::root(root.birth),
             Kind::Directory,
             root,
             Location::Root,
         );
+        note_root(&table, &root);
         table.adopt(&root, None);
         let notes = keys::range(keys::NOTES, b"");
         let mut notes = tree.scan(&notes, successor_of_prefix(&notes).as_deref());
@@ -103,7 +110,8 @@ impl Namespace {
             compaction: Compaction::default(),
             looks: Looks::default(),
             told,
-            _root: root,
+            root: Mutex::new(root),
+            rollbacks: AtomicU64::new(0),
         }))
     }
 
@@ -497,6 +505,74 @@ impl Namespace {
         }
         Ok(inside)
     }
+}
+
+/// The root directory.
+pub(crate) fn root_of(namespace: &Namespace) -> Arc<Inode> {
+    Arc::clone(&namespace.root.lock())
+}
+
+/// Rollbacks of the open volume, so far.
+pub(crate) fn rollbacks_of(namespace: &Namespace) -> u64 {
+    namespace.rollbacks.load(Ordering::SeqCst)
+}
+
+/// Runs an operation that may find the root by its number. An operation that found the root of before
+/// a rollback fails, or misses a name there, and has changed nothing: then it begins anew.
+pub(crate) fn past_rollbacks<T>(
+    namespace: &Namespace,
+    mut run: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    loop {
+        let before = rollbacks_of(namespace);
+        match run() {
+            Err(Error::NotFound | Error::Stale) if rollbacks_of(namespace) != before => {}
+            done => return done,
+        }
+    }
+}
+
+/// As [`past_rollbacks`], for an operation on names in these directories. In a directory that went
+/// with a rollback `NotFound` becomes `Stale`: the kernel, which may have found the directory right
+/// before, follows the path anew.
+pub(crate) fn past_rollbacks_in<T>(
+    namespace: &Namespace,
+    dirs: &[Ino],
+    run: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    let done = past_rollbacks(namespace, run);
+    if !matches!(done, Err(Error::NotFound)) || rollbacks_of(namespace) == 0 {
+        return done;
+    }
+    let known = dirs.iter().filter_map(|dir| namespace.table.get(*dir));
+    let is_lost = |dir: Arc<Inode>| is_below_former_root(&dir);
+    match known.into_iter().any(is_lost) {
+        true => Err(Error::Stale),
+        false => done,
+    }
+}
+
+/// Whether a directory lies below one that was the root before a rollback.
+fn is_below_former_root(dir: &Arc<Inode>) -> bool {
+    let mut at = Arc::clone(dir);
+    loop {
+        let above = match &*at.location.read() {
+            Location::Child { parent, .. } => Arc::clone(parent),
+            Location::Orphan(_) => return at.ino == ROOT_INO,
+            _ => return false,
+        };
+        at = above;
+    }
+}
+
+/// Makes `root`, which no name has led to, the root directory. The caller holds the topology for
+/// writing. The directory that was the root before is another inode of that number, and is where
+/// its location says.
+pub(crate) fn put_root(namespace: &Namespace, root: &Arc<Inode>) {
+    seat_root(&namespace.table, root);
+    let before = std::mem::replace(&mut *namespace.root.lock(), Arc::clone(root));
+    namespace.rollbacks.fetch_add(1, Ordering::SeqCst);
+    drop(before);
 }
 
 /// Takes the looks that up to `count` directories owe. The caller holds no lock of the volume.

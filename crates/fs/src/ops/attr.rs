@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::format::acl::ACCESS;
-use crate::format::ino::Ino;
+use crate::format::ino::{Ino, ROOT_INO};
 use crate::format::keys;
 use crate::format::record::{
     CAPABILITY, FLAG_CAPABILITY, Kind, NANOS_PER_SEC, Record, S_IFMT, S_ISGID, S_ISUID, Time,
@@ -16,7 +16,7 @@ use crate::namespace::inode::Inode;
 use crate::namespace::invalidation::Invalidation;
 use crate::namespace::link_counts;
 use crate::namespace::protection::Protection;
-use crate::namespace::resolve::Namespace;
+use crate::namespace::resolve::{Namespace, past_rollbacks, rollbacks_of};
 use crate::namespace::transaction::RECORDS_BYTES;
 use crate::namespace::transaction::{Transaction, lock_states};
 use crate::ops::access::{Caller, Credentials, Writer};
@@ -193,12 +193,16 @@ impl Attributes {
     /// # Errors
     /// `Stale` when the caller has none.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
-        let inode = self.namespace.inode(ino)?;
-        let mut attr = link_counts::attr(&self.namespace, &inode)?;
-        if attr.nlink > 0 && self.namespace.is_detached(&inode) {
-            attr.nlink = 0;
-        }
-        Ok(attr)
+        past_rollbacks(&self.namespace, || {
+            let inode = self.namespace.inode(ino)?;
+            let mut attr = link_counts::attr(&self.namespace, &inode)?;
+            if attr.nlink > 0 && self.namespace.is_detached(&inode) {
+                attr.nlink = 0;
+            }
+            // The root of before a rollback has no name.
+            let is_gone = ino == ROOT_INO && attr.nlink == 0;
+            (!is_gone).then_some(attr).ok_or(Error::Stale)
+        })
     }
 
     /// Target of a symbolic link.
@@ -234,6 +238,17 @@ impl Attributes {
     /// a second or more of nanoseconds, `TooBig`, and those of the tree.
     pub fn setattr(&self, ino: Ino, set: &SetAttr, writer: Writer<'_>) -> Result<Attr> {
         set.check_times()?;
+        loop {
+            let rollbacks = rollbacks_of(&self.namespace);
+            let attr = self.setattr_once(ino, set, writer)?;
+            // The record of the root of before a rollback tells nobody any more.
+            if ino != ROOT_INO || rollbacks == rollbacks_of(&self.namespace) {
+                return Ok(attr);
+            }
+        }
+    }
+
+    fn setattr_once(&self, ino: Ino, set: &SetAttr, writer: Writer<'_>) -> Result<Attr> {
         let inode = self.namespace.inode(ino)?;
         let is_cut = set.is_cut(&inode.state.read());
         let map_bytes = match (set.size_bytes, inode.kind) {
@@ -247,7 +262,7 @@ impl Attributes {
         let mut tx = Transaction::new(lock_states(&[&inode]));
         if is_cut && !set.is_cut(tx.get(&inode)) {
             drop(tx);
-            return self.setattr(ino, set, writer);
+            return self.setattr_once(ino, set, writer);
         }
         let protection = self.namespace.protections.of(&inode, tx.get(&inode))?;
         set.allow(protection)?;

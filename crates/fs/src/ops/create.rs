@@ -16,7 +16,7 @@ use crate::namespace::attr::{Attr, attr_of};
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::invalidation::Invalidation;
 use crate::namespace::known_blocks::KnownBlocks;
-use crate::namespace::resolve::entry_before;
+use crate::namespace::resolve::{entry_before, past_rollbacks_in};
 use crate::namespace::slot_index::indexing;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::acl::{Inherited, list_of};
@@ -83,14 +83,16 @@ impl Names {
     /// `Exists`, `NotFound` when the directory is gone, `NameTooLong`, and those of the tree.
     pub fn create(&self, dir: Ino, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
         check_new_name(dir, name)?;
-        let dir = self.namespace.dir(dir)?;
-        if new.target.len() > TARGET_BYTES_MAX {
-            return Err(Error::NameTooLong);
-        }
-        if (new.kind == Kind::Symlink) == new.target.is_empty() {
-            return Err(Error::Invalid("target of a symbolic link"));
-        }
-        indexing(&self.namespace, &[&dir], || self.create_in(&dir, name, new))
+        past_rollbacks_in(&self.namespace, &[dir], || {
+            let dir = self.namespace.dir(dir)?;
+            if new.target.len() > TARGET_BYTES_MAX {
+                return Err(Error::NameTooLong);
+            }
+            if (new.kind == Kind::Symlink) == new.target.is_empty() {
+                return Err(Error::Invalid("target of a symbolic link"));
+            }
+            indexing(&self.namespace, &[&dir], || self.create_in(&dir, name, new))
+        })
     }
 
     fn create_in(&self, dir: &Arc<Inode>, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {

@@ -38,6 +38,10 @@ impl Names {
         if inode.is_nameless() {
             return Err(Error::Stale);
         }
+        // No name leads into a tree that was removed or rolled back.
+        if self.namespace.is_detached(&inode) {
+            return Err(Error::Stale);
+        }
         self.namespace.table.remember(&inode);
         drop(record);
         link_counts::attr(&self.namespace, &inode)

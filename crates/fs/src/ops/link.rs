@@ -20,6 +20,7 @@ use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::invalidation::Invalidation;
 use crate::namespace::link_counts::{self, count_links, last_note};
+use crate::namespace::resolve::past_rollbacks_in;
 use crate::namespace::slot_index::indexing;
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Shown, Transaction, lock_names, lock_states};
@@ -92,12 +93,14 @@ impl Names {
     /// is open and had a name, `TooManyLinks`, and those of the tree.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_new_name(dir, name)?;
-        let (inode, dir) = (self.namespace.inode(ino)?, self.namespace.dir(dir)?);
-        if inode.is_dir() {
-            return Err(Error::NotPermitted);
-        }
-        indexing(&self.namespace, &[&dir], || {
-            self.link_in(&inode, &dir, name)
+        past_rollbacks_in(&self.namespace, &[dir], || {
+            let (inode, dir) = (self.namespace.inode(ino)?, self.namespace.dir(dir)?);
+            if inode.is_dir() {
+                return Err(Error::NotPermitted);
+            }
+            indexing(&self.namespace, &[&dir], || {
+                self.link_in(&inode, &dir, name)
+            })
         })
     }
 

@@ -13,7 +13,7 @@ use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, LockedNames};
 use crate::namespace::link_counts;
 use crate::namespace::numbers::Numbers;
-use crate::namespace::resolve::{Found, Namespace, look_up};
+use crate::namespace::resolve::{Found, Namespace, look_up, past_rollbacks_in};
 use crate::namespace::transaction::lock_names;
 use crate::ops::at::At;
 use crate::ops::deferred_delete::DeferredDeletes;
@@ -56,21 +56,21 @@ impl Names {
             // The kernel asks so for the object of a handle, which may be of any kind.
             return self.lookup_number(dir);
         }
-        let dir = self.namespace.dir(dir)?;
-        let found = match name {
-            b".." => self.namespace.parent(&dir),
-            _ => {
-                check_name(name)?;
-                let _names = dir.names.read();
-                let found = look_up(&self.namespace, &dir, name)?.ok_or(Error::NotFound)?;
-                // Under the lock, as long as the name cannot be removed.
-                let attr = link_counts::attr(&self.namespace, &found)?;
-                self.namespace.table.remember(&found);
-                return Ok(attr);
-            }
-        };
-        self.namespace.table.remember(&found);
-        Ok(found.attr())
+        if name == b".." {
+            let found = self.namespace.parent(&self.namespace.dir(dir)?);
+            self.namespace.table.remember(&found);
+            return Ok(found.attr());
+        }
+        check_name(name)?;
+        past_rollbacks_in(&self.namespace, &[dir], || {
+            let dir = self.namespace.dir(dir)?;
+            let _names = dir.names.read();
+            let found = look_up(&self.namespace, &dir, name)?.ok_or(Error::NotFound)?;
+            // Under the lock, as long as the name cannot be removed.
+            let attr = link_counts::attr(&self.namespace, &found)?;
+            self.namespace.table.remember(&found);
+            Ok(attr)
+        })
     }
 
     /// Runs `op` with the names of `dirs` locked. `name` in `dir`, one of them, may lead to another

@@ -29,7 +29,7 @@ use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Count, Inode};
 use crate::namespace::known_below::{KnownBelow, known_below};
 use crate::namespace::link_counts;
-use crate::namespace::resolve::{Namespace, View};
+use crate::namespace::resolve::{Namespace, View, rollbacks_of};
 use crate::ops::cookies::{AFTER_DOT, AFTER_DOTS, Bound, place};
 use crate::ops::deferred_delete::DeferredDeletes;
 use crate::ops::streams::{Item, Rest, Streams};
@@ -155,14 +155,21 @@ impl Directories {
         mut each: impl FnMut(&DirEntry, Resolve<'_>) -> Result<bool>,
     ) -> Result<()> {
         let _reaped = self.deletes.reap_on_drop();
-        let dir = self.namespace.dir(dir)?;
-        if !self.dots(&dir, cookie, &mut each)? {
+        let known = self.namespace.dir(dir)?;
+        if !self.dots(&known, cookie, &mut each)? {
             return Ok(());
         }
-        let mut deleted = Vec::new();
-        let read = self.names(&dir, cookie, each, &mut deleted);
-        self.deletes.note_unknown(&dir, deleted);
-        read
+        loop {
+            let rollbacks = rollbacks_of(&self.namespace);
+            let dir = self.namespace.dir(dir)?;
+            let mut deleted = Vec::new();
+            let read = self.names(&dir, cookie, &mut each, &mut deleted);
+            self.deletes.note_unknown(&dir, deleted);
+            // The root of before a rollback is gone, and another directory has its number.
+            if read? || rollbacks == rollbacks_of(&self.namespace) {
+                return Ok(());
+            }
+        }
     }
 
     /// Hands out `.` and `..`. Tells whether `each` goes on.
@@ -190,24 +197,24 @@ impl Directories {
         Ok(true)
     }
 
-    /// Hands out the names, and notes deleted entries.
+    /// Hands out the names, and notes deleted entries. Tells whether the directory is there.
     fn names(
         &self,
         dir: &Arc<Inode>,
         cookie: u64,
         each: impl FnMut(&DirEntry, Resolve<'_>) -> Result<bool>,
         deleted: &mut Vec<(Bytes, DeletedEntry)>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let rest = self.streams.take(dir, cookie);
         let _names = dir.names.read();
         let changes = dir.changes.load(Ordering::Relaxed);
         let rest = rest.filter(|rest| rest.changes == changes);
         if rest.as_ref().is_some_and(|rest| rest.items.is_empty()) {
-            return Ok(());
+            return Ok(true);
         }
         let view = match self.namespace.view(dir) {
             Ok(view) => view,
-            Err(Error::NotFound) => return Ok(()),
+            Err(Error::NotFound) => return Ok(false),
             Err(other) => return Err(other),
         };
         let rest = rest.filter(|rest| rest.generation == view.generation);
@@ -245,7 +252,7 @@ impl Directories {
         if let (Some(last), Some(rest)) = (listing.last, rest) {
             self.streams.keep(dir, last, rest);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The objects below the directory `top` that the caller may have references to. The search

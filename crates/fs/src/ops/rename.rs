@@ -19,7 +19,7 @@ use crate::format::slots::Slot;
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::invalidation::Invalidation;
 use crate::namespace::link_counts::{count_links, may_hide_shared};
-use crate::namespace::resolve::{Found, Inside};
+use crate::namespace::resolve::{Found, Inside, past_rollbacks_in};
 use crate::namespace::slot_index::indexing;
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
@@ -97,6 +97,18 @@ impl Names {
             check_new_name(from.0, from.1)?;
         }
         let _reaped = self.deletes.reap_on_drop();
+        past_rollbacks_in(&self.namespace, &[from.0, to.0], || {
+            self.rename_once(from, to, mode, whiteout)
+        })
+    }
+
+    fn rename_once(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        mode: RenameMode,
+        whiteout: Option<(u32, u32)>,
+    ) -> Result<Vec<Ino>> {
         let (from_dir, to_dir) = (self.namespace.dir(from.0)?, self.namespace.dir(to.0)?);
         self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
         let whiteout = match whiteout {

@@ -100,7 +100,8 @@ struct Pass {
 #[derive(Clone)]
 struct Place {
     path: Bytes,
-    /// Slots and births of the names on the way. No two directories have the same ones.
+    /// Slots and births of the root and of the names on the way. No two directories have the same
+    /// ones.
     way: Vec<(Slot, u64)>,
     /// The identity, if it was ever shown.
     identity: Option<Identity>,
@@ -109,8 +110,13 @@ struct Place {
 impl Place {
     /// The directory at `path`; `None` if there is none.
     fn find(namespace: &Namespace, snapshot: &Snapshot, path: &[u8]) -> Result<Option<Self>> {
-        let (mut at, mut way) = (Vec::new(), Vec::new());
-        let mut identity = Some(Identity::ROOT);
+        let root = snapshot.get(&keys::root_record())?;
+        let Some(Entry::Inode(root)) = root.map(|root| Entry::decode(&root)).transpose()? else {
+            return Ok(None);
+        };
+        // A rollback brings names with the same slots and births into another root.
+        let (mut at, mut way) = (Vec::new(), vec![(root.slot, root.birth)]);
+        let mut identity = Some(Identity::root(root.birth));
         for name in keys::names_between(b"", path) {
             let Some(value) = snapshot.get(&keys::entry(&at, name))? else {
                 return Ok(None);

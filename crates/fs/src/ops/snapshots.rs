@@ -160,10 +160,25 @@ impl Snapshots {
         let mut tx = Transaction::new(lock_states(&[]));
         // Notes come and go with the links held for writing.
         let _links = self.namespace.links.read();
-        let indexes = self.namespace.unsettled.indexes();
         // Each change of a file is applied with the topology held for reading.
         let topology = self.namespace.topology.write();
         record.seq = newest_seq(tree);
+        self.put_snapshot(&mut tx, (name, &record), counts)?;
+        // Merged segments and flushed messages can wait for the background.
+        let seq = tx.apply_or_defer(&topology, tree, round.as_it_is())?;
+        Ok((record, seq))
+    }
+
+    /// Adds a snapshot of the state before the transaction, which has nothing else yet. The caller
+    /// holds the links, and the topology for writing.
+    pub(super) fn put_snapshot(
+        &self,
+        tx: &mut Transaction<'_>,
+        (name, record): (&str, &SnapshotRecord),
+        counts: SnapshotCounts,
+    ) -> Result<()> {
+        let tree = &self.namespace.tree;
+        let indexes = self.namespace.unsettled.indexes();
         let base = keys::snapshot_base(record.id);
         let mut ranges = keys::ranges_of_snapshots().to_vec();
         ranges.retain(|(index, ..)| indexes.contains(index));
@@ -180,9 +195,7 @@ impl Snapshots {
             count: counts.count + 1,
         };
         tx.batch.put(keys::snapshot_counts(), counts.encode());
-        // Merged segments and flushed messages can wait for the background.
-        let seq = tx.apply_or_defer(&topology, tree, round.as_it_is())?;
-        Ok((record, seq))
+        Ok(())
     }
 
     /// Makes a snapshot of the state before a rollback.
@@ -500,7 +513,7 @@ impl Snapshots {
     }
 
     /// The counts. Where they are damaged they are counted anew.
-    fn counts(&self) -> Result<SnapshotCounts> {
+    pub(super) fn counts(&self) -> Result<SnapshotCounts> {
         let stored = self.namespace.tree.get(&keys::snapshot_counts())?;
         match SnapshotCounts::decode(stored.as_ref()) {
             Err(Error::Corrupt { .. }) => {

@@ -18,6 +18,7 @@ use crate::format::keys;
 use crate::format::record::{Kind, Pin};
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location};
+use crate::namespace::resolve::past_rollbacks_in;
 use crate::namespace::slot_index::indexing;
 use crate::namespace::transaction::{RECORDS_BYTES, Shown, Transaction, lock_states};
 use crate::ops::acl::{Inherited, list_of};
@@ -37,8 +38,10 @@ impl Names {
         if new.kind != Kind::Regular || !new.target.is_empty() {
             return Err(Error::Invalid("kind of a file without a name"));
         }
-        let dir = self.namespace.dir(dir)?;
-        indexing(&self.namespace, &[&dir], || self.tmpfile_in(&dir, new))
+        past_rollbacks_in(&self.namespace, &[dir], || {
+            let dir = self.namespace.dir(dir)?;
+            indexing(&self.namespace, &[&dir], || self.tmpfile_in(&dir, new))
+        })
     }
 
     fn tmpfile_in(&self, dir: &Arc<Inode>, new: &NewInode<'_>) -> Result<Attr> {

@@ -9,7 +9,7 @@ use crate::format::name::check_name;
 use crate::namespace::inode::{Inode, LockedNames};
 use crate::namespace::invalidation::Invalidation;
 use crate::namespace::link_counts::{count_links, may_hide_shared};
-use crate::namespace::resolve::Inside;
+use crate::namespace::resolve::{Inside, past_rollbacks_in};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Shown, Transaction, lock_states};
 use crate::ops::at::At;
@@ -25,6 +25,10 @@ impl Names {
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
         let _reaped = self.deletes.reap_on_drop();
+        past_rollbacks_in(&self.namespace, &[dir], || self.unlink_once(dir, name))
+    }
+
+    fn unlink_once(&self, dir: Ino, name: &[u8]) -> Result<()> {
         let dir = self.namespace.dir(dir)?;
         self.namespace.tree.admit(RECORDS_BYTES)?;
         let mut names = dir.lock_names();
@@ -71,6 +75,10 @@ impl Names {
     pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
         let _reaped = self.deletes.reap_on_drop();
+        past_rollbacks_in(&self.namespace, &[dir], || self.rmdir_once(dir, name))
+    }
+
+    fn rmdir_once(&self, dir: Ino, name: &[u8]) -> Result<()> {
         let dir = self.namespace.dir(dir)?;
         self.namespace.tree.admit(RECORDS_BYTES)?;
         let at = At { dir: &dir, name };

@@ -1,5 +1,7 @@
 //! Extended attributes.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use ramet_betree::{Snapshot, successor_of_prefix};
 
@@ -11,7 +13,9 @@ use crate::format::name::NAME_BYTES_MAX;
 use crate::format::record::{
     CAPABILITY, FLAG_ACL, FLAG_CAPABILITY, FLAG_DEFAULT_ACL, FLAG_XATTRS, Kind, S_ISGID,
 };
+use crate::namespace::inode::Inode;
 use crate::namespace::invalidation::Invalidation;
+use crate::namespace::resolve::past_rollbacks;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::acl::{PERMISSION_BITS, flag_of};
 use crate::ops::attr::Attributes;
@@ -76,6 +80,12 @@ impl Attributes {
         if flag_of(name).is_some() {
             return self.set_list(ino, name, value, false);
         }
+        past_rollbacks(&self.namespace, || {
+            self.setxattr_once(ino, name, value, mode)
+        })
+    }
+
+    fn setxattr_once(&self, ino: Ino, name: &[u8], value: &[u8], mode: SetXattr) -> Result<()> {
         let inode = self.namespace.inode(ino)?;
         self.namespace.tree.admit(value.len() + RECORDS_BYTES)?;
         let mut tx = Transaction::new(lock_states(&[&inode]));
@@ -83,7 +93,7 @@ impl Attributes {
         protection.allow_change()?;
         let exists = mode != SetXattr::Any
             && tx.get(&inode).has(FLAG_XATTRS)
-            && self.has_xattr(ino, name)?;
+            && self.has_xattr(&inode, name)?;
         match mode {
             SetXattr::Create if exists => return Err(Error::Exists),
             SetXattr::Replace if !exists => return Err(Error::NoAttribute),
@@ -103,14 +113,13 @@ impl Attributes {
     }
 
     /// Path and snapshot of an inode whose state is locked.
-    fn xattr_view(&self, ino: Ino) -> Result<(Bytes, Snapshot)> {
-        let inode = self.namespace.inode(ino)?;
+    fn xattr_view(&self, inode: &Arc<Inode>) -> Result<(Bytes, Snapshot)> {
         let topology = self.namespace.topology.read();
-        Ok((topology.path(&inode)?, self.namespace.tree.snapshot()))
+        Ok((topology.path(inode)?, self.namespace.tree.snapshot()))
     }
 
-    fn has_xattr(&self, ino: Ino, name: &[u8]) -> Result<bool> {
-        let (path, snapshot) = self.xattr_view(ino)?;
+    fn has_xattr(&self, inode: &Arc<Inode>, name: &[u8]) -> Result<bool> {
+        let (path, snapshot) = self.xattr_view(inode)?;
         Ok(snapshot.get(&keys::xattr(&path, name))?.is_some())
     }
 
@@ -120,14 +129,14 @@ impl Attributes {
     /// `NoAttribute`, `Unsupported`, and those of the tree.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes> {
         check(name)?;
-        let inode = self.namespace.inode(ino)?;
-        let (path, snapshot) = {
+        let (path, snapshot) = past_rollbacks(&self.namespace, || {
+            let inode = self.namespace.inode(ino)?;
             let record = inode.state.read();
             if !record.has(FLAG_XATTRS) {
                 return Err(Error::NoAttribute);
             }
-            self.xattr_view(ino)?
-        };
+            self.xattr_view(&inode)
+        })?;
         snapshot
             .get(&keys::xattr(&path, name))?
             .ok_or(Error::NoAttribute)
@@ -138,13 +147,14 @@ impl Attributes {
     /// # Errors
     /// Those of the tree.
     pub fn listxattr(&self, ino: Ino, privileged: bool) -> Result<Vec<Bytes>> {
-        let inode = self.namespace.inode(ino)?;
-        let (path, snapshot) = {
+        let view = past_rollbacks(&self.namespace, || {
+            let inode = self.namespace.inode(ino)?;
             let record = inode.state.read();
-            if !record.has(FLAG_XATTRS) {
-                return Ok(Vec::new());
-            }
-            self.xattr_view(ino)?
+            let has_any = record.has(FLAG_XATTRS);
+            has_any.then(|| self.xattr_view(&inode)).transpose()
+        })?;
+        let Some((path, snapshot)) = view else {
+            return Ok(Vec::new());
         };
         let lo = keys::xattr(&path, b"");
         let hi = successor_of_prefix(&lo);
@@ -165,6 +175,10 @@ impl Attributes {
     /// `NoAttribute`, `Unsupported`, and those of the tree.
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         check(name)?;
+        past_rollbacks(&self.namespace, || self.removexattr_once(ino, name))
+    }
+
+    fn removexattr_once(&self, ino: Ino, name: &[u8]) -> Result<()> {
         let inode = self.namespace.inode(ino)?;
         self.namespace.tree.admit(RECORDS_BYTES)?;
         let mut tx = Transaction::new(lock_states(&[&inode]));
@@ -176,7 +190,7 @@ impl Attributes {
         if !tx.get(&inode).has(FLAG_XATTRS) {
             return Err(Error::NoAttribute);
         }
-        if !self.has_xattr(ino, name)? {
+        if !self.has_xattr(&inode, name)? {
             return Err(Error::NoAttribute);
         }
         let topology = self.namespace.topology.read();
@@ -207,6 +221,18 @@ impl Attributes {
     ) -> Result<()> {
         let flag = flag_of(attribute).ok_or(Error::Unsupported)?;
         let list = Acl::decode(list)?;
+        past_rollbacks(&self.namespace, || {
+            self.set_list_once(ino, (attribute, flag), &list, clears_setgid)
+        })
+    }
+
+    fn set_list_once(
+        &self,
+        ino: Ino,
+        (attribute, flag): (&[u8], u16),
+        list: &Acl,
+        clears_setgid: bool,
+    ) -> Result<()> {
         let inode = self.namespace.inode(ino)?;
         match inode.kind {
             Kind::Symlink => return Err(Error::Unsupported),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use bytes::Bytes;
 
-use crate::format::ino::{Identity, Ino};
+use crate::format::ino::{Identity, Ino, ROOT_INO};
 use crate::format::keys;
 use crate::format::record::Record;
 use crate::format::slots::{RUN_LENS, SLOTS_WITHOUT_INDEX, Slot};
@@ -76,7 +76,7 @@ impl Scan {
         // Paths are sorted: a directory comes before everything in it.
         for (path, object) in &self.objects {
             let found = match path.is_empty() {
-                true => Some(Identity::ROOT),
+                true => Some(Identity::root(object.record.birth)),
                 false => {
                     let home = identities.get(&object.home).copied();
                     home.and_then(|home| self.tables.identity(home, &object.record))
@@ -104,7 +104,7 @@ impl Scan {
             let mut before = self.tables.owners.range(..=identity.ino.0);
             let block = before.next_back();
             let is_inside = block.is_some_and(|(base, (_, run))| identity.ino.0 - base < run.len());
-            if !is_inside && *identity != Identity::ROOT {
+            if !is_inside && identity.ino != ROOT_INO {
                 let detail = format!("number {} of {path:?} is in no block", identity.ino.0);
                 findings.add("F14", detail);
             }

@@ -23,6 +23,11 @@ pub enum SnapshotRequest {
         /// Its name.
         name: String,
     },
+    /// Make the files of the volume those of this one. Answered by the snapshot of the state before.
+    RollBack {
+        /// Its name.
+        name: String,
+    },
     /// Tell some of them, in the order in which they were made.
     List {
         /// The first has this id, or a later one.
@@ -213,8 +218,8 @@ impl SnapshotReply {
     }
 }
 
-/// Carries a request out, but for those that need more than the snapshots: restoring, comparing and
-/// serving a mount.
+/// Carries a request out, but for those that need more than the snapshots: restoring, rolling back,
+/// comparing and serving a mount.
 ///
 /// # Errors
 /// `Unsupported` for those; those of [`Snapshots`]; `Invalid` for a policy that makes no sense.
@@ -245,6 +250,7 @@ pub fn answer_snapshots(snapshots: &Snapshots, request: &SnapshotRequest) -> Res
             reply.changes = past.changes.into_iter().map(ToldChange::from).collect();
         }
         SnapshotRequest::Restore { .. }
+        | SnapshotRequest::RollBack { .. }
         | SnapshotRequest::Diff { .. }
         | SnapshotRequest::Serve(_) => return Err(Error::Unsupported),
         SnapshotRequest::Policy { set } => {

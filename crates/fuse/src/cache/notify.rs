@@ -140,6 +140,10 @@ impl Kernel {
                     Ok(())
                 }
                 Invalidation::Listing(dir) => self.drop_listing(*dir),
+                Invalidation::AllNames => {
+                    self.invalidate_names();
+                    Ok(())
+                }
             };
             if let Err(error) = sent {
                 tracing::warn!(%error, ?one, "the kernel refused an invalidation");
@@ -173,7 +177,9 @@ impl Kernel {
             Invalidation::Attributes(ino)
             | Invalidation::Contents(ino)
             | Invalidation::Listing(ino) => Some(Invalidation::Attributes(*ino)),
-            Invalidation::Entry { .. } | Invalidation::Missing { .. } => None,
+            Invalidation::Entry { .. } | Invalidation::Missing { .. } | Invalidation::AllNames => {
+                None
+            }
         });
         self.invalidate(&attributes.collect::<Vec<_>>());
     }

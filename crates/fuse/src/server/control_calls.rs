@@ -4,8 +4,8 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 
 use ramet_fs::{
-    Caller, Ino, Invalidation, MountToServe, Result, SnapshotReply, SnapshotRequest, StageRequest,
-    Volume,
+    Caller, Ino, Invalidation, MountToServe, Result, RolledBack, SnapshotReply, SnapshotRequest,
+    StageRequest, Volume, roll_back_open,
 };
 use rustix::io::Errno;
 use serde_json::json;
@@ -17,6 +17,7 @@ use crate::protocol::{Answer, answer};
 use crate::server::clone_tokens::CloneTokens;
 use crate::server::control_sessions::ControlSessions;
 use crate::server::credentials::{Requester, caller_of};
+use crate::server::former_roots::FormerRoots;
 use crate::server::ioctl::{Call, counters, encode_counters, encode_json, owns_root, owns_volume};
 use crate::server::listings::Listings;
 use crate::server::request_counts::RequestCounts;
@@ -60,6 +61,7 @@ pub(crate) struct ControlCalls {
     counts: Arc<RequestCounts>,
     prefetch: Arc<Prefetch>,
     staged: Arc<StagedChanges>,
+    former_roots: FormerRoots,
     /// Absent where a volume is read as a whole by this mount alone.
     beside: OnceLock<Beside>,
 }
@@ -70,7 +72,7 @@ impl ControlCalls {
         (kept_listings, listings): (Arc<KeptListings>, Arc<Listings>),
         negative_dentries: Arc<NegativeDentries>,
         (counts, prefetch): (Arc<RequestCounts>, Arc<Prefetch>),
-        staged: Arc<StagedChanges>,
+        (staged, former_roots): (Arc<StagedChanges>, FormerRoots),
     ) -> Self {
         Self {
             clone_tokens: CloneTokens::default(),
@@ -82,6 +84,7 @@ impl ControlCalls {
             counts,
             prefetch,
             staged,
+            former_roots,
             beside: OnceLock::new(),
         }
     }
@@ -107,6 +110,26 @@ impl ControlCalls {
         served.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let reply = serde_json::to_string(&SnapshotReply::default());
         answer(encode_json(reply))
+    }
+
+    /// Rolls the volume back, while it is mounted.
+    fn roll_back(
+        &self,
+        name: &str,
+        (caller, dir): (&Caller, Ino),
+    ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
+        owns_root(caller, dir)?;
+        let RolledBack {
+            before,
+            stale,
+            root,
+        } = roll_back_open(&self.volume, name)?;
+        self.former_roots.went(root, stale.clone());
+        let reply = SnapshotReply {
+            snapshots: vec![before.into()],
+            ..SnapshotReply::default()
+        };
+        Ok((stale, encode_json(serde_json::to_string(&reply))?))
     }
 
     /// The counters of the volume and of the mount.
@@ -168,7 +191,13 @@ impl ControlCalls {
         if let Some(name) = call.removes() {
             self.negative_dentries.note(node, name);
         }
-        let done = answer(call.run(&self.volume, known, dir, &caller));
+        let done = match call {
+            Call::Snapshot(SnapshotRequest::RollBack { name }) => {
+                self.roll_back(name, (&caller, node))
+            }
+            call => call.run(&self.volume, known, dir, &caller),
+        };
+        let done = answer(done);
         if let Some((key, _)) = session {
             self.sessions.called(key);
         }

@@ -148,7 +148,7 @@ impl Call {
             | Self::Remove(_)
             | Self::Publish(_)
             | Self::Stage(_)
-            | Self::Snapshot(SnapshotRequest::Restore { .. })
+            | Self::Snapshot(SnapshotRequest::Restore { .. } | SnapshotRequest::RollBack { .. })
             | Self::Fork(
                 ForkRequest::Make { .. }
                 | ForkRequest::Drop { .. }

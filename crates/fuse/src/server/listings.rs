@@ -147,7 +147,8 @@ impl Listings {
     /// The kernel is told of a change of a name in a directory, and perhaps of a tree that went.
     pub(crate) fn may_lose_tree(&self, stale: &[Invalidation]) {
         let is_listing = |one: &&Invalidation| matches!(one, Invalidation::Listing(_));
-        if stale.iter().filter(is_listing).count() > 1 {
+        let is_rolled_back = stale.contains(&Invalidation::AllNames);
+        if is_rolled_back || stale.iter().filter(is_listing).count() > 1 {
             // The second one is of a tree that is gone.
             self.tree_is_gone();
         }

@@ -9,6 +9,7 @@ pub(crate) mod directories;
 pub(crate) mod dispatch;
 pub(crate) mod file_flags;
 pub(crate) mod files;
+pub(crate) mod former_roots;
 pub(crate) mod inode_memory;
 pub(crate) mod ioctl;
 pub(crate) mod listings;

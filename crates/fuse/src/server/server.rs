@@ -29,6 +29,7 @@ use crate::server::credentials::{Requester, user_of};
 use crate::server::directories::Directories;
 use crate::server::file_flags::FlagCall;
 use crate::server::files::Files;
+use crate::server::former_roots::FormerRoots;
 use crate::server::inode_memory::InodeMemory;
 use crate::server::ioctl::{Call, Pace, UNKNOWN};
 use crate::server::listings::Listings;
@@ -159,7 +160,10 @@ impl Server {
             (kept_listings, Arc::clone(&listings)),
             negative_dentries,
             (Arc::clone(&counts), Arc::clone(&prefetch)),
-            Arc::clone(&staged),
+            (
+                Arc::clone(&staged),
+                FormerRoots::new(Arc::clone(&volume), kernel.clone())?,
+            ),
         );
         let notices = Arc::new(Notices::new(kernel.clone())?);
         tell_of_changes((&volume, kernel.clone()), &notices, &listings);

@@ -16,7 +16,7 @@ use ramet_block::{Device, checksum};
 use ramet_fs::{
     AccessTime, Attr, Caller, Clock, CloneMode, Error, ForkEntry, FormatOptions, Ino, Kind,
     NewFork, NewInode, OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, StagedObject, Time,
-    Volume, view,
+    Volume, roll_back_open, view,
 };
 
 use super::numbers::Shown;
@@ -29,6 +29,8 @@ use crate::{Rng, Setup, SparseDevice};
 const FILE_BYTES_MAX: usize = 40 << 10;
 /// Histories whose seed is a multiple of this stage clones.
 pub const STAGES_ONE_IN: u64 = 4;
+/// Histories whose seed leaves this rest roll the open volume back, and make each change durable.
+pub const ROLLS_BACK_AT: (u64, u64) = (26, 30);
 /// Snapshots of a volume, at most.
 const SNAPSHOTS_MAX: usize = 3;
 /// Forks of a volume, at most.
@@ -312,6 +314,7 @@ pub(crate) fn grown(
         freed: None,
         options: open.options(),
         copies: Rng::new(seed ^ 0xc0b1),
+        rollbacks: None,
     };
     for step in 0..steps {
         history.operate_seeing()?;
@@ -366,6 +369,7 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
         freed: None,
         options: options.clone(),
         copies: Rng::new(plan.seed ^ 0xc0b1),
+        rollbacks: rolls_back(plan.seed).then(|| Rng::new(plan.seed ^ 0x0bac)),
     };
     drop(volume);
     history.open()?;
@@ -449,6 +453,14 @@ struct History {
     options: OpenOptions,
     /// Decides about copies of blocks, so that the other operations do not depend on them.
     copies: Rng,
+    /// Decides about rollbacks, in a history that has some.
+    rollbacks: Option<Rng>,
+}
+
+/// Whether the history with this seed rolls the open volume back.
+fn rolls_back(seed: u64) -> bool {
+    let (rest, of) = ROLLS_BACK_AT;
+    seed % of == rest || seed % 10 == 8
 }
 
 const OPEN: &str = "only a dead process has no volume";
@@ -468,6 +480,9 @@ impl History {
         self.act(Self::operate)?;
         if self.copies.one_in(8) {
             self.act(copy_blocks)?;
+        }
+        if self.rollbacks.as_mut().is_some_and(|rng| rng.one_in(8)) {
+            self.act(roll_back)?;
         }
         self.go_on()
     }
@@ -1033,6 +1048,22 @@ fn copy_blocks(history: &mut History) -> ramet_fs::Result<()> {
         .files()
         .copy_range(ends.0?, ends.1?, len, None)
         .map(drop)
+}
+
+/// Rolls the open volume back to one of its snapshots. One of several goes before.
+fn roll_back(history: &mut History) -> ramet_fs::Result<()> {
+    let volume = history.volume.clone().expect(OPEN);
+    let rng = history.rollbacks.as_mut().expect("it has some");
+    let names = &history.seen.names;
+    match names.len() {
+        0 => Ok(()),
+        SNAPSHOTS_MAX.. => volume.snapshots().remove(&names[rng.below(names.len())]),
+        len => {
+            let rolled = roll_back_open(&volume, &names[rng.below(len)]);
+            history.recorder.report.rollbacks += u64::from(rolled.is_ok());
+            rolled.map(drop)
+        }
+    }
 }
 
 /// Numbers that were looked up, to be forgotten.

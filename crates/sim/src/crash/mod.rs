@@ -21,7 +21,7 @@ mod recorder;
 mod run;
 mod tree;
 
-pub use files::STAGES_ONE_IN;
 pub(crate) use files::{Ending, Opening, grown, seen_digest};
+pub use files::{ROLLS_BACK_AT, STAGES_ONE_IN};
 pub use plan::{CrashPlan, CrashReport};
 pub use run::CrashRun;

@@ -45,6 +45,8 @@ pub struct CrashReport {
     pub clones: u64,
     /// Snapshots of the volume in the history.
     pub snapshots: u64,
+    /// Rollbacks of the open volume in the history.
+    pub rollbacks: u64,
     /// Ingests in the history.
     pub ingests: u64,
     /// Batches applied while a sync was under way.
@@ -68,6 +70,7 @@ impl CrashReport {
         self.checkpoints += other.checkpoints;
         self.clones += other.clones;
         self.snapshots += other.snapshots;
+        self.rollbacks += other.rollbacks;
         self.ingests += other.ingests;
         self.interruptions += other.interruptions;
         self.laps += other.laps;
