@@ -106,6 +106,8 @@ pub enum Fault {
     PinCountsAnywhere,
     /// A block of inode numbers is free although inodes that were moved away have some of them.
     HeldBlockFreed,
+    /// A number is shown without its mark, which holds the block of the number.
+    NumberMarkLost,
     /// The counter of inode numbers is not stored with a new block, which is given again later.
     NumberGivenTwice,
     /// An object that waits for its name has another one meanwhile, and keeps it.

@@ -24,7 +24,8 @@
 //!    link sets it with the topology held: `links` keeps it apart from the lookup that waits for
 //!    the topology;
 //! 6. the tables of inode numbers (`Numbers::given`): held over a batch of its own, which gives a block
-//!    of numbers, reserves generations, or gives blocks back; may wait for room and the device;
+//!    of numbers, reserves generations, changes marks, or gives blocks back; may wait for room and the
+//!    device. A look at a run tries for the state of its directory meanwhile, and waits for none;
 //! 7. `Namespace::topology`: the locations of inodes. Held for reading while keys are made and the
 //!    batch is applied or a snapshot is taken, for writing while directories move. The work under
 //!    it is in memory, as a rule. A batch of a holder for reading waits for checkpoints and the
@@ -38,7 +39,8 @@
 //!    the deferred deletes, the known blocks of a directory, the notes of a clone root, the entries
 //!    that readers are about to ask for, the imports by their streams, the deletes and passes that
 //!    failed: for a moment, one at a time. The inodes that the kernel is to be told of are held
-//!    over the shards of the table.
+//!    over the shards of the table. A directory leaves the marks of its blocks with its shard, its
+//!    known blocks and the notes about blocks (`namespace/block_notes.rs`) locked, in this order.
 //!
 //! [`ramet_betree::Tree::admit`], which waits for room, comes before 1 to 9, and behind 0. Four
 //! operations are exceptions. A join of some 1,000 names and more waits for room between its parts

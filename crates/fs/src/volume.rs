@@ -34,6 +34,7 @@ use crate::format::keys;
 use crate::format::record::{Entry, FLAG_CLONE_ROOT, Kind, Record};
 use crate::namespace::compact::compact_unused;
 use crate::namespace::inode::Location;
+use crate::namespace::number_marks;
 use crate::namespace::number_tables::counter;
 use crate::namespace::numbers::{Counters, Numbers};
 use crate::namespace::resolve::Namespace;
@@ -278,6 +279,11 @@ impl Volume {
     pub fn close(&self) -> Result<()> {
         self.settle_thread.stop();
         self.forget_all();
+        if !self.is_read_only
+            && let Err(error) = number_marks::settle(&self.numbers)
+        {
+            tracing::debug!(%error, "numbers of removed names come back later");
+        }
         Ok(self.namespace.tree.close()?)
     }
 
@@ -427,6 +433,9 @@ fn volume_in(tree: Arc<Tree>, files: FileOptions) -> Result<Volume> {
     let links_at_once = files.links_at_once;
     let namespace = Namespace::new(tree, stored.root, stored.counters, links_at_once)?;
     let numbers = Arc::clone(&namespace.numbers);
+    if files.read_only {
+        number_marks::turn_off(&numbers);
+    }
     let deletes = DeferredDeletes::new(&namespace, files.read_only);
     let settling = Settling::new(&namespace, &deletes, files.read_only);
     if !files.read_only && !failpoints::is_on(Fault::OrphanKept) {

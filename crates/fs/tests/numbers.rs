@@ -1118,6 +1118,7 @@ fn random_clones_find_each_fault_of_numbers_and_links() {
         Fault::HeldBlockFreed,
         Fault::NumberBlockLost,
         Fault::NumberGivenTwice,
+        Fault::NumberMarkLost,
         Fault::PinCountsAnywhere,
     ] {
         failpoints::set(Some(fault));

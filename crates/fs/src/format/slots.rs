@@ -60,6 +60,11 @@ impl Slot {
         (self.0 & SHARED != 0).then_some(self.0 & !SHARED)
     }
 
+    /// The bit of the slot among the marks of its run.
+    pub(crate) fn mark(self) -> u64 {
+        1 << (self.0 - self.run().first().0)
+    }
+
     /// The run that the slot lies in.
     pub(crate) fn run(self) -> Run {
         if let Some(link) = self.link() {
@@ -90,6 +95,22 @@ impl Run {
     /// Number of its slots.
     pub(crate) fn len(self) -> u64 {
         RUN_LENS[self.class()]
+    }
+
+    /// The marks of all its slots.
+    pub(crate) fn marks(self) -> u64 {
+        u64::MAX >> (RUN_LEN_MAX - self.len())
+    }
+
+    /// The marks of its slots below `next`. A run of shared inodes has all marks: no slot is the
+    /// next one there.
+    pub(crate) fn marks_below(self, next: Slot) -> u64 {
+        match next.0.saturating_sub(self.first().0) {
+            _ if self.first().link().is_some() => self.marks(),
+            0 => 0,
+            len if len >= self.len() => self.marks(),
+            len => self.marks() >> (self.len() - len),
+        }
     }
 
     /// The place of its length in [`RUN_LENS`].
@@ -139,6 +160,24 @@ mod tests {
             assert!(at < run.len() && run.len() == 64, "{slot}");
             assert_eq!(Slot(slot).link().is_some(), run.first().link().is_some());
         }
+    }
+
+    #[test]
+    fn marks_have_a_bit_for_each_slot_of_a_run() {
+        assert_eq!(Run(0).marks(), 0xff);
+        assert_eq!(Run(7).marks(), u64::MAX);
+        for run in [Run(0), Run(1), Run(2), Run(3), Run(9)] {
+            let (first, mut all) = (run.first().0, 0);
+            for slot in first..first + run.len() {
+                assert_eq!(run.marks_below(Slot(slot)), all);
+                all |= Slot(slot).mark();
+            }
+            assert_eq!(all, run.marks());
+            assert_eq!(run.marks_below(Slot(first + 1000)), all);
+        }
+        let shared = Slot::shared(65);
+        assert_eq!(shared.mark(), 2);
+        assert_eq!(shared.run().marks_below(Slot(1000)), u64::MAX);
     }
 
     #[test]

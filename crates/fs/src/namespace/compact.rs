@@ -68,10 +68,11 @@ impl Namespace {
         let Some(Entry::Inode(record)) = entry else {
             return Ok(None);
         };
-        let identity = self.numbers.identity(parent, &record)?;
-        if identity.ino != ino {
+        // The name may go at any moment. So no mark is made for it: none would be taken away.
+        let identity = self.numbers.identity_of_known(parent, &record)?;
+        let Some(identity) = identity.filter(|identity| identity.ino == ino) else {
             return Ok(None);
-        }
+        };
         let location = Location::Child {
             parent: Arc::clone(parent),
             name: name.clone(),

@@ -30,8 +30,9 @@ use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use crate::format::ino::{Identity, Ino, ROOT_INO};
 use crate::format::keys::Orphan;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_JOINING, Kind, Record, Time};
-use crate::format::slots::Slot;
+use crate::format::slots::{Run, SLOTS_MAX, Slot};
 use crate::namespace::absent_names::AbsentNames;
+use crate::namespace::block_notes::BlockNotes;
 use crate::namespace::hints::{HINTS_MAX, HINTS_MIN, Hints};
 use crate::namespace::known_blocks::KnownBlocks;
 use crate::namespace::notes::KnownNotes;
@@ -223,6 +224,8 @@ pub(crate) struct Inode {
     pub(crate) cached_path: Mutex<Option<(u64, DirPath)>>,
     /// The inode was changed since it was read.
     pub(crate) touched: AtomicBool,
+    /// The inode had its only name when it gave its location up to leave the memory.
+    left_its_place: bool,
     /// Whether a thread asked for it since the table last tried to make it compact.
     is_used: AtomicBool,
     /// Distinguishes the inodes that had this number in memory one after the other. The address
@@ -256,6 +259,7 @@ impl Inode {
             location: RwLock::new(location),
             cached_path: Mutex::new(None),
             touched: AtomicBool::new(false),
+            left_its_place: false,
             is_used: AtomicBool::new(false),
             serial: table.serials.fetch_add(1, Ordering::Relaxed),
             table: Arc::clone(table),
@@ -306,6 +310,40 @@ impl Inode {
         self.losses.load(Ordering::SeqCst)
     }
 
+    /// Notes that the inode in a slot of the directory, or a shared inode of the clone root, has no
+    /// name there any more, or is held by a pin: the change is in the tree.
+    pub(crate) fn lose(&self, slot: Slot) {
+        if self.blocks.lock().lose(slot) {
+            self.note_run(slot.run());
+        }
+    }
+
+    /// Notes that a run of the directory is to be looked at: maybe no name holds its block.
+    pub(crate) fn note_run(&self, run: Run) {
+        let notes = &self.table.block_notes;
+        notes.note_vacant((self.identity(), run));
+    }
+
+    /// Leaves the marks of the blocks of a directory that leaves the table. The caller has the
+    /// shard of the table locked: an inode that takes the place of this one finds the marks.
+    pub(super) fn leave_marks(&self) {
+        if !self.is_dir() {
+            return;
+        }
+        let record = self.state.try_read();
+        let next = record.map_or(SLOTS_MAX, |record| record.next_slot);
+        let left = self.blocks.lock().leave(Slot(next));
+        // The blocks of a directory that is gone come back with it.
+        if self.left_its_place
+            || matches!(
+                *self.location.read(),
+                Location::Root | Location::Child { .. }
+            )
+        {
+            self.table.block_notes.leave_all(self.identity(), left);
+        }
+    }
+
     /// Notes that the directory has no entry `name`. The caller holds the names for reading.
     pub(crate) fn lacks(&self, name: &[u8]) {
         let directory = (self.serial, self.changes.load(Ordering::Relaxed));
@@ -341,8 +379,14 @@ impl Inode {
     /// Takes the inode out of memory: queues contents that are then to be erased, and gives the
     /// directory that it held.
     fn leave(&mut self) -> Option<Arc<Self>> {
+        if self.is_nameless() {
+            self.table.block_notes.look_again();
+        }
         match std::mem::replace(self.location.get_mut(), Location::Gone) {
-            Location::Child { parent, .. } => Some(parent),
+            Location::Child { parent, .. } => {
+                self.left_its_place = true;
+                Some(parent)
+            }
             Location::Shared { root, via, .. } => {
                 // Either one is an ancestor of the other, or they share one that `via` keeps.
                 drop(root);
@@ -567,6 +611,8 @@ pub(crate) struct Table {
     absent: AbsentNames,
     /// The root directories so far that may be in memory. A rollback makes another one.
     roots: Mutex<Vec<Weak<Inode>>>,
+    /// Notes about blocks of numbers, for the tables.
+    pub(super) block_notes: BlockNotes,
     evictions: AtomicU64,
     serials: AtomicU64,
     deferred: Mutex<Vec<Deferred>>,
@@ -609,6 +655,7 @@ impl Table {
             hints: RwLock::new(Hints::new(HINTS_MIN)),
             absent: AbsentNames::default(),
             roots: Mutex::default(),
+            block_notes: BlockNotes::default(),
             evictions: AtomicU64::new(0),
             serials: AtomicU64::new(0),
             deferred: Mutex::default(),
@@ -727,6 +774,7 @@ impl Table {
     /// Puts `compact` in the place of the slot of an inode.
     fn replace(&self, shard: &mut Shard, inode: &Inode, compact: Compact) -> Option<Seat> {
         let bytes = compact.memory_bytes();
+        inode.leave_marks();
         let slot = shard.remove(inode.ino);
         self.inodes.fetch_sub(1, Ordering::Relaxed);
         if inode.touched.load(Ordering::SeqCst) {
@@ -845,6 +893,7 @@ impl Table {
             .get(&inode.ino.0)
             .is_some_and(|slot| slot.serial == inode.serial)
         {
+            inode.leave_marks();
             drop(shard.remove(inode.ino));
             self.inodes.fetch_sub(1, Ordering::Relaxed);
         }

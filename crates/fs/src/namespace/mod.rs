@@ -2,6 +2,7 @@
 
 mod absent_names;
 pub(crate) mod attr;
+mod block_notes;
 pub(crate) mod compact;
 mod compaction;
 mod hints;
@@ -12,6 +13,7 @@ pub(crate) mod known_blocks;
 pub(crate) mod link_counts;
 pub(crate) mod looks;
 pub(crate) mod notes;
+pub(crate) mod number_marks;
 pub(crate) mod number_reclaim;
 pub(crate) mod number_tables;
 pub(crate) mod numbers;

@@ -128,7 +128,7 @@ impl Numbers {
             let (NumberKey::Block(_, run), value) = found else {
                 continue;
             };
-            let block = read_block(&value)?;
+            let (block, _) = read_block(run, &value)?;
             if !idle.contains(&block.base) || self.is_in_memory(run, block.base) {
                 continue;
             }
@@ -183,7 +183,7 @@ impl Numbers {
 
     /// Gives back the block of a number that is not pinned any more, if it was held for that.
     fn reclaim_number(&self, given: &mut Given, ino: Ino) -> Result<Step> {
-        let mut freed = None;
+        let (mut freed, mut left) = (None, None);
         let mut batch = Batch::new();
         if let Some((home, _)) = stored_pin(&self.tree, ino)? {
             drop_pin(&mut batch, home, ino);
@@ -191,6 +191,7 @@ impl Numbers {
         if let Some((base, (dir, run))) = stored_owner(&self.tree, ino)? {
             let stored = stored_block(&self.tree, dir, run)?;
             let is_held = stored.is_none_or(|stored| stored.base != base);
+            left = (!is_held).then_some((dir, run));
             // The memory is asked before the snapshot and after it, as by a sweep.
             let was_in_memory = self.is_in_memory(run, base);
             let snapshot = self.tree.snapshot();
@@ -205,6 +206,9 @@ impl Numbers {
         batch.delete(NumberKey::Unpinned(ino).encode());
         self.tree.apply(batch)?;
         freed.into_iter().for_each(|class| given.note_free(class));
+        // Maybe no name held the block of the living directory beside the pin.
+        left.into_iter()
+            .for_each(|at| self.table.block_notes.note_vacant(at));
         Ok(Step::Done)
     }
 
@@ -272,7 +276,7 @@ impl Numbers {
     }
 
     /// Whether an inode in memory has a number of this block.
-    fn is_in_memory(&self, run: Run, base: u64) -> bool {
+    pub(super) fn is_in_memory(&self, run: Run, base: u64) -> bool {
         let mut numbers = base..base + run.len();
         numbers.any(|number| self.table.has(Ino(number)))
     }
@@ -346,14 +350,25 @@ fn free_unused(numbers: &Numbers, dir: &Inode, unused: &[(Run, u64)]) -> Result<
             free_block(&mut batch, *run, *base);
         }
     }
-    if !batch.is_empty() {
-        numbers.tree.apply(batch)?;
-    }
-    for (run, _) in unused {
-        dir.blocks.lock().remove(*run);
-        given.note_free(run.class());
-    }
-    Ok(())
+    changing(numbers, || -> Result<()> {
+        if !batch.is_empty() {
+            numbers.tree.apply(batch)?;
+        }
+        for (run, _) in unused {
+            dir.blocks.lock().remove(*run);
+            given.note_free(run.class());
+        }
+        Ok(())
+    })
+}
+
+/// Changes stored blocks of living directories. The caller has the tables locked. A lookup that
+/// reads a block meanwhile reads it again.
+pub(super) fn changing<T>(numbers: &Numbers, change: impl FnOnce() -> T) -> T {
+    numbers.changes.fetch_add(1, Ordering::SeqCst);
+    let changed = change();
+    numbers.changes.fetch_add(1, Ordering::SeqCst);
+    changed
 }
 
 /// The run at which the next sweep of a directory begins.
@@ -387,7 +402,11 @@ fn scan(snapshot: &Snapshot, prefix: &[u8], len: usize) -> Result<Vec<(NumberKey
 }
 
 /// Whether an inode is pinned to a number of this block, beside `one`.
-fn has_other_pins(snapshot: &Snapshot, (run, base): (Run, u64), one: Option<Ino>) -> Result<bool> {
+pub(super) fn has_other_pins(
+    snapshot: &Snapshot,
+    (run, base): (Run, u64),
+    one: Option<Ino>,
+) -> Result<bool> {
     let ends = [base, base + run.len()].map(|number| NumberKey::Pinned(Ino(number)).encode());
     let mut scan = snapshot.scan(&ends[0], Some(&ends[1]));
     while scan.advance()? {
@@ -408,7 +427,7 @@ fn blocks_in(
     let mut blocks = Vec::new();
     while blocks.len() < count && scan.advance()? {
         if let NumberKey::Block(_, run) = decode(scan.key()) {
-            blocks.push((run, read_block(scan.value())?.base));
+            blocks.push((run, read_block(run, scan.value())?.0.base));
         }
     }
     Ok(blocks)

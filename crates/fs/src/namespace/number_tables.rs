@@ -40,10 +40,24 @@ pub(crate) fn counter(tree: &Tree, name: &[u8], what: &'static str) -> Result<u6
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Reads the value of a block of a run.
-pub(crate) fn read_block(value: &[u8]) -> Result<Block> {
-    let [base, generation] = split(value)?;
-    Ok(Block { base, generation })
+/// Reads the value of a block of a run, with its marks. All are set in a value without any.
+///
+/// # Errors
+/// `Corrupt` for another length, marks of slots that the run does not have, and bytes for marks that
+/// are all set.
+pub(crate) fn read_block(run: Run, value: &[u8]) -> Result<(Block, u64)> {
+    if value.len() == 16 {
+        let [base, generation] = split(value)?;
+        return Ok((Block { base, generation }, run.marks()));
+    }
+    let [base, generation, marks] = split(value)?;
+    if marks & !run.marks() != 0 || marks == run.marks() {
+        return Err(Error::Corrupt {
+            what: "table of inode numbers",
+            detail: format!("marks {marks:#x} of run {}", run.0),
+        });
+    }
+    Ok((Block { base, generation }, marks))
 }
 
 /// Reads the value of the owner of a block.
@@ -68,6 +82,15 @@ pub(crate) fn put_block(batch: &mut Batch, (dir, run): (Identity, Run), block: B
     batch.put(NumberKey::Block(dir, run).encode(), value);
     let owner = join([dir.ino.0, dir.generation, run.0]);
     batch.put(NumberKey::Owner(block.base).encode(), owner);
+}
+
+/// Puts the marks of a block of a run that has it.
+pub(crate) fn put_marks(batch: &mut Batch, (dir, run): (Identity, Run), block: Block, marks: u64) {
+    let value = match marks == run.marks() {
+        true => join([block.base, block.generation]),
+        false => join([block.base, block.generation, marks]),
+    };
+    batch.put(NumberKey::Block(dir, run).encode(), value);
 }
 
 /// Frees a block that no run has any more.
@@ -111,6 +134,12 @@ pub(crate) fn stored_block(tree: &Tree, dir: Identity, run: Run) -> Result<Optio
     block_by(&|key| tree.get(key), dir, run)
 }
 
+/// The stored block of a run of a directory, with its marks.
+pub(crate) fn stored_marks(tree: &Tree, dir: Identity, run: Run) -> Result<Option<(Block, u64)>> {
+    let value = tree.get(&NumberKey::Block(dir, run).encode())?;
+    value.map(|value| read_block(run, &value)).transpose()
+}
+
 /// First number and owner of the stored block that has this number. The owner may be gone.
 pub(crate) fn stored_owner(tree: &Tree, ino: Ino) -> Result<Option<(u64, (Identity, Run))>> {
     owner_by(&|key| tree.get(key), ino)
@@ -127,7 +156,8 @@ pub(crate) type Get<'a> = &'a dyn Fn(&[u8]) -> ramet_betree::Result<Option<Bytes
 /// The stored block of a run, as `get` tells.
 pub(crate) fn block_by(get: Get<'_>, dir: Identity, run: Run) -> Result<Option<Block>> {
     let value = get(&NumberKey::Block(dir, run).encode())?;
-    value.map(|value| read_block(&value)).transpose()
+    let block = value.map(|value| read_block(run, &value)).transpose()?;
+    Ok(block.map(|(block, _)| block))
 }
 
 /// As [`stored_owner`], as `get` tells.
@@ -148,4 +178,50 @@ pub(crate) fn owner_by(get: Get<'_>, ino: Ino) -> Result<Option<(u64, (Identity,
 pub(crate) fn pin_by(get: Get<'_>, ino: Ino) -> Result<Option<(Identity, Slot)>> {
     let value = get(&NumberKey::Pinned(ino).encode())?;
     value.map(|value| read_place(&value)).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_values_of_blocks_with_marks() {
+        let owner = (Identity::ROOT, Run(0));
+        let block = Block {
+            base: 8,
+            generation: 0x0102,
+        };
+        let put = |marks| {
+            let (tree, key) = (tree(), NumberKey::Block(owner.0, owner.1).encode());
+            let mut batch = Batch::new();
+            put_marks(&mut batch, owner, block, marks);
+            tree.apply(batch).expect("there is room");
+            tree.get(&key).expect("reads").expect("is there")
+        };
+        let all = [8, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0];
+        assert_eq!(put(0xff)[..], all);
+        let some = [&all[..], &[0b101, 0, 0, 0, 0, 0, 0, 0]].concat();
+        assert_eq!(put(0b101)[..], some);
+        for (value, marks) in [(&all[..], 0xff), (&some, 0b101)] {
+            assert_eq!(read_block(Run(0), value).expect("is right"), (block, marks));
+        }
+        // Marks of more slots than the run has, all marks with bytes, and other lengths.
+        let with = |marks: u64| [&all[..], &marks.to_le_bytes()].concat();
+        for wrong in [
+            with(0x100),
+            with(0xff),
+            all[..8].to_vec(),
+            with(0)[..20].to_vec(),
+        ] {
+            assert!(read_block(Run(0), &wrong).is_err());
+        }
+        assert!(read_block(Run(1), &with(0x100)).is_ok());
+    }
+
+    fn tree() -> Tree {
+        let device: std::sync::Arc<dyn ramet_block::Device> =
+            std::sync::Arc::new(ramet_block::MemDevice::new(64 << 20));
+        crate::Volume::format(&device, &crate::FormatOptions::default()).expect("formats");
+        Tree::open(device, ramet_betree::OpenOptions::default()).expect("opens")
+    }
 }

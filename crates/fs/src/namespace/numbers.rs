@@ -15,7 +15,8 @@
 //! their names get other numbers when they are shown again.
 //!
 //! A name that moves to another directory keeps its number by a *pin*, in its record and in a table
-//! that leads from the number to the place. `number_reclaim.rs` gives blocks back.
+//! that leads from the number to the place. `number_reclaim.rs` gives blocks of directories back
+//! that are gone, `number_marks.rs` those of names that are.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
@@ -31,7 +32,9 @@ use crate::format::ino::{Identity, Ino};
 use crate::format::keys::{self, NumberKey, Orphan};
 use crate::format::record::{Pin, Record};
 use crate::format::slots::{Block, RUN_LENS, Run, Slot};
+use crate::namespace::block_notes::At;
 use crate::namespace::inode::{Inode, Table};
+use crate::namespace::known_blocks::Showing;
 use crate::namespace::number_tables::{
     counter, free_key, put_block, stored_block, stored_owner, stored_pin,
 };
@@ -128,11 +131,16 @@ pub(super) struct Given {
     gaps: Vec<(u8, u64)>,
     pub(super) unstored: Unstored,
     /// The volume is open for reading: blocks are in memory only for good.
-    never_stores: bool,
+    pub(super) never_stores: bool,
     /// The number of such blocks at which those that nobody uses go.
     kept_max: usize,
     /// First numbers of blocks that went, by class.
     idle: [Vec<u64>; RUN_LENS.len()],
+    /// Runs with an inode in memory, which are looked at again (`number_marks.rs`).
+    pub(super) waiting: VecDeque<At>,
+    /// Runs of next slots that no name holds, each with the syncs before it was looked at.
+    pub(super) resting: VecDeque<(u64, At)>,
+    pub(super) syncs: u64,
     /// Directories and numbers whose blocks are to be looked at, see `number_reclaim.rs`.
     pub(super) gone: VecDeque<NumberKey>,
     /// The table has no others.
@@ -144,7 +152,9 @@ pub(crate) struct Numbers {
     pub(super) tree: Arc<Tree>,
     pub(super) table: Arc<Table>,
     pub(super) given: Mutex<Given>,
-    has_unstored: AtomicBool,
+    /// Changes of the stored blocks of living directories, twice. Odd during one.
+    pub(super) changes: AtomicU64,
+    pub(super) has_unstored: AtomicBool,
     /// There may be something to reclaim that does not wait.
     pub(super) is_due: AtomicBool,
     orphans: AtomicU64,
@@ -177,9 +187,13 @@ impl Numbers {
                 never_stores: false,
                 kept_max: KEPT_MIN,
                 idle: Default::default(),
+                waiting: VecDeque::new(),
+                resting: VecDeque::new(),
+                syncs: 0,
                 gone: VecDeque::new(),
                 has_all_gone: false,
             }),
+            changes: AtomicU64::new(0),
             has_unstored: AtomicBool::new(false),
             is_due: AtomicBool::new(true),
             orphans: AtomicU64::new(1),
@@ -219,7 +233,7 @@ impl Numbers {
         match pinned(dir, record.pin) {
             Some(pinned) => Ok(pinned),
             None => {
-                let block = self.block(dir, record.slot.run())?;
+                let block = self.show(dir, Showing::one(record.slot))?;
                 Ok(block.identity(record.slot, record.birth))
             }
         }
@@ -229,7 +243,10 @@ impl Numbers {
     pub(crate) fn ino(&self, dir: &Inode, slot: Slot, pin: Option<Pin>) -> Result<Ino> {
         match pinned(dir, pin) {
             Some(pinned) => Ok(pinned.ino),
-            None => Ok(self.block(dir, slot.run())?.identity(slot, 0).ino),
+            None => {
+                let block = self.show(dir, Showing::one(slot))?;
+                Ok(block.identity(slot, 0).ino)
+            }
         }
     }
 
@@ -238,19 +255,8 @@ impl Numbers {
         if let Some(pinned) = pinned(dir, pin) {
             return Ok(Some(pinned.ino));
         }
-        let block = match self.known_block(dir, slot.run())? {
-            Some(block) => Some(block),
-            None => self.unstored_block(dir.identity(), slot.run()),
-        };
+        let block = self.known_block(dir, slot.run())?;
         Ok(block.map(|block| block.identity(slot, 0).ino))
-    }
-
-    /// A block that is in memory only.
-    fn unstored_block(&self, dir: Identity, run: Run) -> Option<Block> {
-        if !self.has_unstored.load(Ordering::Relaxed) {
-            return None;
-        }
-        self.given.lock().unstored.blocks.get(&(dir, run)).copied()
     }
 
     /// The identity of the inode with this record in a directory, if it was ever shown. The
@@ -266,52 +272,39 @@ impl Numbers {
         let run = record.slot.run();
         let block = match stored_block(&self.tree, dir, run)? {
             Some(block) => Some(block),
-            None => self.unstored_block(dir, run),
+            None => unstored_block(self, dir, run),
         };
         Ok(block.map(|block| block.identity(record.slot, record.birth)))
     }
 
-    /// The block of a run of a directory, which is given if there is none. May wait for the device.
-    pub(crate) fn block(&self, dir: &Inode, run: Run) -> Result<Block> {
-        if let Some(known) = self.known_block(dir, run)? {
-            return Ok(known);
-        }
-        let mut given = self.given.lock();
-        // Another thread may have been faster.
-        let found = match self.known_block(dir, run)? {
-            Some(known) => known,
-            None => match given.unstored.blocks.get(&(dir.identity(), run)) {
-                Some(unstored) => *unstored,
-                None => self.give(&mut given, (dir.identity(), run))?,
-            },
+    /// The block of a run of a directory, if it has one. No number is shown by that.
+    fn known_block(&self, dir: &Inode, run: Run) -> Result<Option<Block>> {
+        let known = dir.blocks.lock().get(run);
+        let stored = match known {
+            Some(known) => Some(known),
+            None => stored_block(&self.tree, dir.identity(), run)?,
         };
-        given.count_unstored(self);
-        dir.blocks.lock().insert(run, found);
-        Ok(found)
+        Ok(stored.or_else(|| unstored_block(self, dir.identity(), run)))
     }
 
-    /// The block of a run of a directory, if it has one that is stored or that the directory knows.
-    fn known_block(&self, dir: &Inode, run: Run) -> Result<Option<Block>> {
-        let is_complete = {
-            let known = dir.blocks.lock();
-            if let Some(block) = known.get(run) {
-                return Ok(Some(block));
-            }
-            known.is_complete()
-        };
-        if is_complete {
-            return Ok(None);
+    /// The identity of the inode with this record in a directory, which the kernel knows: so it was
+    /// shown, and something holds its number.
+    pub(crate) fn identity_of_known(
+        &self,
+        dir: &Inode,
+        record: &Record,
+    ) -> Result<Option<Identity>> {
+        if let Some(pinned) = pinned(dir, record.pin) {
+            return Ok(Some(pinned));
         }
-        let found = stored_block(&self.tree, dir.identity(), run)?;
-        if let Some(block) = found {
-            dir.blocks.lock().insert(run, block);
-        }
-        Ok(found)
+        let block = self.known_block(dir, record.slot.run())?;
+        Ok(block.map(|block| block.identity(record.slot, record.birth)))
     }
 
     /// Gives a block to a run that has none.
-    fn give(&self, given: &mut Given, owner: (Identity, Run)) -> Result<Block> {
+    pub(super) fn give(&self, given: &mut Given, owner: (Identity, Run)) -> Result<Block> {
         if given.never_stores {
+            self.table.block_notes.turn_off();
             given.drop_idle(&self.table);
             let base = given.idle_block(&self.table, owner.1.class());
             return Ok(given.keep_in_memory(owner, base));
@@ -461,8 +454,8 @@ impl Numbers {
     }
 }
 
-/// As [`Numbers::block`], for a directory that is not in memory. The block is stored later where the
-/// volume is full.
+/// The block of a run of a directory that is not in memory, which is given if there is none. All names
+/// of the run count as shown. The block is stored later where the volume is full.
 pub(crate) fn block_of(numbers: &Numbers, dir: Identity, run: Run) -> Result<Block> {
     let mut given = numbers.given.lock();
     let found = match stored_block(&numbers.tree, dir, run)? {
@@ -478,7 +471,7 @@ pub(crate) fn block_of(numbers: &Numbers, dir: Identity, run: Run) -> Result<Blo
 
 impl Given {
     /// Tells how many blocks are in memory only.
-    fn count_unstored(&self, numbers: &Numbers) {
+    pub(super) fn count_unstored(&self, numbers: &Numbers) {
         let len = self.unstored.blocks.len();
         numbers.has_unstored.store(len > 0, Ordering::Relaxed);
         numbers.table.blocks.store(len, Ordering::Relaxed);
@@ -633,12 +626,21 @@ impl Given {
 /// Applies a batch that gives or stores numbers. An error tells that it is not applied: a number
 /// that the tables have may not be given again. A sync that fails changes nothing for the caller,
 /// since each operation that uses the number syncs a later batch.
-fn apply(tree: &Tree, batch: Batch) -> Result<()> {
+pub(super) fn apply(tree: &Tree, batch: Batch) -> Result<()> {
     let seq = tree.apply_admitted(batch)?;
     if let Err(error) = Applied::make_durable(tree, seq) {
         tracing::debug!(%error, "a number is durable later");
     }
     Ok(())
+}
+
+/// A block that is in memory only.
+fn unstored_block(numbers: &Numbers, dir: Identity, run: Run) -> Option<Block> {
+    if !numbers.has_unstored.load(Ordering::Relaxed) {
+        return None;
+    }
+    let given = numbers.given.lock();
+    given.unstored.blocks.get(&(dir, run)).copied()
 }
 
 /// The identity that a pin gives in this directory.

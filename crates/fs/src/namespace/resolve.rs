@@ -15,7 +15,7 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::{Identity, Ino, ROOT_INO};
 use crate::format::keys;
 use crate::format::record::{Entry, Kind, LinkEntry, Record};
-use crate::format::slots::{RUN_LEN_MAX, Slot};
+use crate::format::slots::{RUN_LEN_MAX, Run, Slot};
 use crate::namespace::compaction::Compaction;
 use crate::namespace::inode::{
     Adopted, Count, DirPath, Inode, Location, LockedNames, Table, note_root, seat_root,
@@ -479,7 +479,16 @@ impl Namespace {
     /// earlier runs: numbers that nobody has come back. The caller holds no lock of the volume.
     pub(crate) fn took_slot(&self, dir: &Arc<Inode>, slot: Slot) {
         let run = slot.run();
-        if slot != run.first() || run.len() < RUN_LEN_MAX {
+        if slot != run.first() {
+            return;
+        }
+        // The run before is not that of the next slot any more.
+        if let Some(before) = run.0.checked_sub(1).map(Run)
+            && dir.blocks.lock().note(before)
+        {
+            dir.note_run(before);
+        }
+        if run.len() < RUN_LEN_MAX {
             return;
         }
         let owed = dir.blocks.lock().owe(run, dir.losses());

@@ -43,6 +43,8 @@ struct Locked<'a> {
     state: RwLockWriteGuard<'a, Record>,
     edited: Option<Record>,
     moved: Option<Location>,
+    /// A slot of the directory whose inode has no name there any more.
+    lost: Option<Slot>,
     /// A directory took a slot that has no name.
     has_bare_slot: bool,
 }
@@ -79,6 +81,7 @@ fn lock_state(inode: &Arc<Inode>) -> Locked<'_> {
         state: inode.state.write(),
         edited: None,
         moved: None,
+        lost: None,
         has_bare_slot: false,
     }
 }
@@ -130,6 +133,8 @@ pub(crate) struct Transaction<'a> {
     states: States<'a>,
     /// Inodes that move and have no locked state: the topology is held for writing.
     others: Vec<(Arc<Inode>, Location)>,
+    /// More slots whose inodes have no name there any more.
+    lost: Vec<(Arc<Inode>, Slot)>,
     /// Orphans that wait for the contents of some inodes, see [`Transaction::new_orphan`].
     orphans: Option<Arc<BTreeMap<Ino, Orphan>>>,
 }
@@ -142,6 +147,7 @@ impl<'a> Transaction<'a> {
             batch: Batch::new(),
             states,
             others: Vec::new(),
+            lost: Vec::new(),
             orphans: None,
         }
     }
@@ -224,6 +230,17 @@ impl<'a> Transaction<'a> {
     pub(crate) fn delete_slot(&mut self, (dir, at): (&Arc<Inode>, &[u8]), slot: Slot) {
         if self.may_be_indexed(dir) {
             self.batch.delete(keys::slot(at, slot));
+        }
+        self.lose(dir, slot);
+    }
+
+    /// Notes that the inode in a slot of a directory, or a shared inode of a clone root, has no name
+    /// there any more. Its slot holds no block from the moment on when the batch is in the tree. A
+    /// pin that holds the number instead is in that batch.
+    pub(crate) fn lose(&mut self, dir: &Arc<Inode>, slot: Slot) {
+        match self.states.find_mut(dir) {
+            Some(locked) if locked.lost.is_none() => locked.lost = Some(slot),
+            _ => self.lost.push((Arc::clone(dir), slot)),
         }
     }
 
@@ -343,6 +360,9 @@ impl<'a> Transaction<'a> {
                 locked.inode.touched.store(true, Ordering::SeqCst);
                 *locked.state = record;
             }
+            if let Some(slot) = locked.lost.take() {
+                locked.inode.lose(slot);
+            }
             if locked.has_bare_slot {
                 // The number is free when the object goes, and no name goes with it.
                 locked.inode.note_loss();
@@ -353,6 +373,9 @@ impl<'a> Transaction<'a> {
         }
         for (inode, location) in self.others {
             show_move(&inode, location);
+        }
+        for (dir, slot) in self.lost {
+            dir.lose(slot);
         }
         Ok(applied)
     }

@@ -30,6 +30,7 @@ use crate::format::keys::{self, Orphan};
 use crate::format::record::{DeletedEntry, Entry, Kind, Record};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{Deferred, Inode, Location, Reach};
+use crate::namespace::number_marks::pay_notes;
 use crate::namespace::resolve::{Namespace, pay_looks};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
@@ -160,13 +161,15 @@ impl DeferredDeletes {
     /// Erases the contents in the queue. A delete that fails waits for
     /// [`DeferredDeletes::reap_all`], so that not every forget tries it again.
     pub(crate) fn reap(&self) {
-        self.reclaim_numbers(STEPS);
+        self.reclaim_numbers(STEPS, false);
         let mut failures = 0;
         while failures < FAILURES_MAX {
             let all = self.namespace.table.take_deferred();
             if all.is_empty() {
                 return;
             }
+            // A directory that a deleted entry kept in memory leaves it, and numbers wait for that.
+            self.namespace.numbers.note_forgotten();
             for deferred in all {
                 if failures == FAILURES_MAX {
                     self.namespace.table.enqueue(deferred);
@@ -183,12 +186,14 @@ impl DeferredDeletes {
     }
 
     /// Gives back numbers of removed names.
-    fn reclaim_numbers(&self, steps: usize) {
+    fn reclaim_numbers(&self, steps: usize, is_sync: bool) {
         if self.is_read_only {
             return;
         }
         pay_looks(&self.namespace, steps);
-        if let Err(error) = self.namespace.numbers.reclaim(steps) {
+        let numbers = &self.namespace.numbers;
+        let reclaimed = numbers.reclaim(steps);
+        if let Err(error) = reclaimed.and_then(|_| pay_notes(numbers, steps, is_sync)) {
             tracing::debug!(%error, "numbers of something removed come back later");
         }
     }
@@ -200,7 +205,7 @@ impl DeferredDeletes {
             .into_iter()
             .for_each(|deferred| self.namespace.table.enqueue(deferred));
         self.reap();
-        self.reclaim_numbers(STEPS_OF_SYNC);
+        self.reclaim_numbers(STEPS_OF_SYNC, true);
     }
 
     /// Reaps when the result is dropped. An operation calls it before it takes a lock.

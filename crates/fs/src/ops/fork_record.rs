@@ -14,6 +14,7 @@ use crate::format::record::{Record, Time};
 use crate::format::slots::{SLOTS_MAX, Slot};
 use crate::format::snapshot::SnapshotCounts;
 use crate::namespace::inode::Inode;
+use crate::namespace::known_blocks::Showing;
 use crate::namespace::numbers::Numbers;
 use crate::namespace::transaction::Transaction;
 
@@ -80,7 +81,7 @@ pub(super) fn next_identity(
         return Err(Error::TooManyLinks);
     }
     let slot = Slot(record.next_slot);
-    let block = numbers.block(dir, slot.run())?;
+    let block = numbers.show(dir, Showing::one(slot))?;
     numbers.store_all()?;
     Ok(block.identity(slot, birth))
 }

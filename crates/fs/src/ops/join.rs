@@ -345,6 +345,7 @@ impl Moving {
         tx.batch.delete(keys::shared_record(&paths.0));
         let slot = Slot::shared(self.new_link);
         tx.pin(&self.inode, root.identity(), outer.identity(), slot);
+        tx.lose(root, Slot::shared(self.link));
         tx.edit(&self.inode).counted = counted;
         let pin = tx.get(&self.inode).pin;
         let is_lost = failpoints::is_on(Fault::JoinedNameLost);

@@ -57,6 +57,7 @@ impl SharedInode<'_> {
         move_contents(tx, &record, &from, &to, few);
         let (home, slot) = (root.identity(), Slot::shared(self.link));
         tx.pin(self.inode, first.dir.identity(), home, slot);
+        tx.lose(first.dir, record.slot);
         self.pin = tx.get(self.inode).pin;
         self.put_name(tx, topology, first, record.slot)
     }

@@ -69,8 +69,9 @@ impl Removal<'_> {
         }
         let record = record.clone();
         match tx.location(inode) {
-            Location::Shared { root, .. } => {
+            Location::Shared { root, link, .. } => {
                 tx.unpin(inode, root.identity());
+                tx.lose(&root, Slot::shared(link));
                 tx.batch.delete(keys::shared_record(path));
             }
             Location::Child { parent, .. } => tx.unpin(inode, parent.identity()),
@@ -145,6 +146,8 @@ fn remove_entry(
         };
         tx.batch.put(entry, deleted.encode());
         tx.batch.count_as_removal();
+        // The inode in memory holds its number.
+        tx.lose(at.dir, slot);
     } else {
         tx.batch.delete(entry);
         tx.delete_slot((at.dir, &dir.path), slot);

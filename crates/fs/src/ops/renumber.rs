@@ -32,6 +32,7 @@ use crate::format::name::check_name;
 use crate::format::record::Entry;
 use crate::format::slots::{Run, Slot};
 use crate::namespace::inode::Inode;
+use crate::namespace::known_blocks::Showing;
 use crate::ops::access::Caller;
 use crate::ops::forks::Forks;
 use crate::ops::names::Names;
@@ -225,9 +226,15 @@ impl<'a> Renumbering<'a> {
             return Ok(None);
         }
         let run = slot.run();
-        let new = numbers.ino(&pair.fork, run.first(), None)?.0;
-        // The run may have no name, so the next look for free numbers looks at it.
+        let showing = Showing {
+            run,
+            marks: run.marks_below(Slot(pair.next_slot)),
+            are_named: false,
+        };
+        let new = numbers.show(&pair.fork, showing)?.base;
+        // The run may have no name, so the next looks for free numbers look at it.
         pair.fork.note_loss();
+        pair.fork.note_run(run);
         // A number of the block may be that of an inode that moved away, and keeps it by a pin.
         if let Some(Ino(base)) = numbers.known(&pair.source, run.first(), None)?
             && !numbers.are_pinned(base..base + run.len())?

@@ -40,6 +40,7 @@ use crate::namespace::inode::{Inode, Location};
 use crate::namespace::invalidation::{Invalidation, Tell};
 use crate::namespace::link_counts::{last_note, note_changed};
 use crate::namespace::notes::{Counts, Notes};
+use crate::namespace::number_marks::note_run;
 use crate::namespace::number_tables::put_unpinned;
 use crate::namespace::resolve::Namespace;
 use crate::namespace::topology::Topology;
@@ -136,6 +137,17 @@ impl Place {
             way,
             identity,
         }))
+    }
+
+    /// Erases a shared inode that is not in memory. Returns its number if that is not pinned any
+    /// more.
+    fn erase(&self, tx: &mut Transaction<'_>, link: u64, record: &Record) -> Option<Ino> {
+        let path = keys::shared_inode(&self.path, link);
+        tx.batch.delete(keys::shared_record(&path));
+        erase(tx, record, &path);
+        let pin = record.pin.filter(|pin| self.identity == Some(pin.home))?;
+        put_unpinned(&mut tx.batch, pin.identity.ino);
+        Some(pin.identity.ino)
     }
 
     /// The clone root in memory.
@@ -602,6 +614,7 @@ impl Settling {
         let inodes: Vec<_> = step.known.iter().map(|(_, inode)| inode).collect();
         let mut tx = Transaction::new(lock_states(&inodes));
         let mut gone = Vec::new();
+        let root = place.inode(&self.namespace);
         let topology = self.namespace.topology.read();
         tx.batch.count_as_removal();
         for (link, inode) in &step.known {
@@ -637,12 +650,9 @@ impl Settling {
             tx.batch.put(keys::shared_record(&path), record.encode());
         }
         for (link, record) in &step.erased {
-            let path = keys::shared_inode(&place.path, *link);
-            tx.batch.delete(keys::shared_record(&path));
-            erase(&mut tx, record, &path);
-            if let Some(pin) = record.pin.filter(|pin| place.identity == Some(pin.home)) {
-                put_unpinned(&mut tx.batch, pin.identity.ino);
-                gone.push(pin.identity.ino);
+            gone.extend(place.erase(&mut tx, *link, record));
+            if let Some(root) = &root {
+                tx.lose(root, Slot::shared(*link));
             }
         }
         for (from, until) in &step.unused {
@@ -653,6 +663,11 @@ impl Settling {
             }
         }
         apply(tx, &topology)?;
+        if let (None, Some(root)) = (&root, place.identity) {
+            for (link, _) in &step.erased {
+                note_run(&self.namespace.numbers, root, Slot::shared(*link).run());
+            }
+        }
         Ok(gone)
     }
 

@@ -20,7 +20,9 @@ use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, Kind, Record};
 use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Adopted, DirPath, Inode, Location, LockedNames, Table};
+use crate::namespace::known_blocks::Showing;
 use crate::namespace::link_counts;
+use crate::namespace::numbers::Numbers;
 use crate::namespace::slot_index::indexing;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::access::Caller;
@@ -40,6 +42,16 @@ pub struct StagedObject {
     slot: Slot,
     birth: u64,
     table: Arc<Table>,
+    numbers: Arc<Numbers>,
+}
+
+impl Drop for StagedObject {
+    fn drop(&mut self) {
+        if matches!(*self.inode.location.read(), Location::Gone) {
+            // No name holds the number, and no other one gets the slot.
+            self.dir.lose(self.slot);
+        }
+    }
 }
 
 impl StagedObject {
@@ -71,14 +83,16 @@ impl StagedObject {
     }
 
     /// Refuses a name in another directory than the one that it was staged for, a second name, and
-    /// to become a copy of another kind.
+    /// to become a copy of another kind. The caller has the state of the directory locked until the
+    /// name is there.
     fn may_be_named(&self, dir: &Arc<Inode>, kind: Kind) -> Result<()> {
         let waits = matches!(*self.inode.location.read(), Location::Gone);
-        if waits && self.inode.kind == kind && Arc::ptr_eq(&self.dir, dir) {
-            Ok(())
-        } else {
-            Err(Error::Stale)
+        if !waits || self.inode.kind != kind || !Arc::ptr_eq(&self.dir, dir) {
+            return Err(Error::Stale);
         }
+        // The inode in memory holds the number until its slot does.
+        self.numbers.show(dir, Showing::one(self.slot))?;
+        Ok(())
     }
 }
 
@@ -234,6 +248,7 @@ impl Trees {
             slot,
             birth,
             table: Arc::clone(table),
+            numbers: Arc::clone(&self.numbers),
         })
     }
 }

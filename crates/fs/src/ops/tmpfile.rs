@@ -18,6 +18,7 @@ use crate::format::keys;
 use crate::format::record::{Kind, Pin};
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location};
+use crate::namespace::known_blocks::Showing;
 use crate::namespace::resolve::past_rollbacks_in;
 use crate::namespace::slot_index::indexing;
 use crate::namespace::transaction::{RECORDS_BYTES, Shown, Transaction, lock_states};
@@ -70,6 +71,7 @@ impl Names {
         // No name holds the number. So the inode holds it before another thread can take a slot and
         // look for numbers that nobody has.
         table.adopt(&inode, None);
+        dir.lose(slot);
         let shown = tx.apply(&topology, &self.namespace.tree)?;
         drop(topology);
         self.namespace.took_slot(dir, slot);
@@ -95,12 +97,18 @@ impl Names {
         self.namespace.protections.may_gain_names(&tx, at.dir)?;
         self.numbers.store_all()?;
         let few = few_blocks(&self.namespace, inode, tx.get(inode))?;
+        let record = tx.get(inode).clone();
+        let home_pin = record.pin.filter(|pin| pin.home == at.dir.identity());
+        let home_slot = home_pin.map(|_| record.slot);
+        if let Some(slot) = home_slot {
+            // The inode in memory holds the number until its slot does.
+            self.numbers.show(at.dir, Showing::one(slot))?;
+        }
         let topology = self.namespace.topology.read();
         let dir = topology.dir_path(at.dir).map_err(gone_is_not_found)?;
-        let record = tx.get(inode).clone();
         let (from, to) = (keys::orphan(orphan), keys::child(&dir.path, at.name));
         move_contents(&mut tx, &record, &from, &to, few);
-        if record.pin.is_some_and(|pin| pin.home == at.dir.identity()) {
+        if home_slot.is_some() {
             tx.edit(inode).pin = None;
             tx.put_slot((at.dir, &dir.path), record.slot, at.name);
         } else {
@@ -116,7 +124,11 @@ impl Names {
         (record.nlink, record.ctime) = (1, now);
         let parent = tx.edit(at.dir);
         (parent.mtime, parent.ctime) = (now, now);
-        let shown = tx.apply(&topology, &self.namespace.tree)?;
+        let shown = tx.apply(&topology, &self.namespace.tree);
+        let shown = shown.inspect_err(|_| {
+            // The file has no name, and no other one gets the slot.
+            home_slot.into_iter().for_each(|slot| at.dir.lose(slot));
+        })?;
         let table = &self.namespace.table;
         table.note(at.dir.ino, at.name, inode.ino);
         Ok(shown)

@@ -29,7 +29,7 @@ impl Tables {
     pub(super) fn add(&mut self, key: NumberKey, value: &[u8]) -> Result<()> {
         match key {
             NumberKey::Block(dir, run) => {
-                self.blocks.insert((dir, run), read_block(value)?);
+                self.blocks.insert((dir, run), read_block(run, value)?.0);
             }
             NumberKey::Owner(base) => {
                 self.owners.insert(base, read_owner(value)?);

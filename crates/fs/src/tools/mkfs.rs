@@ -13,7 +13,7 @@ use crate::namespace::numbers::Counters;
 use crate::options::FormatOptions;
 
 /// Version of the keys and records.
-pub(crate) const VERSION: u32 = 7;
+pub(crate) const VERSION: u32 = 8;
 
 /// A device on which a volume is being made. Until it is finished every opener refuses the device,
 /// also when the process that makes the volume is killed.
