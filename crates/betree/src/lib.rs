@@ -30,6 +30,8 @@
 mod check;
 mod clone;
 #[cfg(test)]
+mod clone_tests;
+#[cfg(test)]
 mod condense_tests;
 mod counters;
 mod depth;

@@ -8,6 +8,7 @@
 //! locks of their own, outside of the model (`store/jobs.rs`, `store/buffers.rs`).
 
 use std::ops::{Deref, DerefMut};
+use std::time::Duration;
 
 use ramet_block::{Hold, LockTimes, LongestTimes};
 
@@ -57,9 +58,31 @@ impl<T> TimedMutex<T> {
             .acquire_briefly(|| self.try_lock(), || self.mutex.lock())
     }
 
+    /// As [`TimedMutex::lock`], for a caller that waits `longest` at most; `None` after that.
+    pub(crate) fn lock_within(&self, longest: Duration) -> Option<TimedGuard<'_, T>> {
+        let guard = self.times.acquire_briefly(
+            || self.try_lock().map(Some),
+            || self.try_lock_within(longest),
+        )?;
+        Some(TimedGuard {
+            guard,
+            _hold: self.times.begin(),
+        })
+    }
+
     #[cfg(not(all(shuttle, test)))]
     fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.mutex.try_lock()
+    }
+
+    #[cfg(not(all(shuttle, test)))]
+    fn try_lock_within(&self, longest: Duration) -> Option<MutexGuard<'_, T>> {
+        self.mutex.try_lock_for(longest)
+    }
+
+    #[cfg(all(shuttle, test))]
+    fn try_lock_within(&self, _longest: Duration) -> Option<MutexGuard<'_, T>> {
+        self.try_lock()
     }
 
     /// The model has no time, so its threads wait uncounted.

@@ -62,8 +62,10 @@ use crate::store::unflattenable::Unflattenable;
 /// A segment is referred to when the range wants at least one part in so many of it. Else a clone
 /// would keep much space alive for a few messages.
 const WANTED_PART: usize = 8;
-/// A clone copies at most so many times `clone_copy_bytes` out of a segment of any size, since a
-/// caller waits for it.
+/// The same when [`COPIED_MAX`] has been copied out of other segments.
+const WANTED_PART_LATE: usize = 64;
+/// A clone copies at most so many times `clone_waiting_bytes` out of a segment of any size, and
+/// about as much out of all segments above its source, since a caller waits for it.
 const COPIED_MAX: usize = 8;
 /// Messages are gathered, to count those that newer messages leave, when they are at most so many
 /// times that limit.
@@ -86,8 +88,10 @@ pub(crate) enum Captured {
 
 /// Work that makes a clone possible, or cheap again.
 pub(crate) enum Prerequisite {
-    /// So many messages of the memory buffer are about the range that it is better referred to.
-    Freeze,
+    /// So many messages of the memory buffer are about the range that it is better referred to. It
+    /// becomes a segment of the root, which takes no time. With `flushes` the messages fill leaves:
+    /// they go into them once, before two ranges share them.
+    Freeze { flushes: bool },
     /// The node has too many segments.
     CompactedCopy(Skeleton),
     /// The node is too high: messages above this range go down, and the node is flattened.
@@ -235,6 +239,8 @@ struct Descent {
     node: Option<(Arc<Handle>, Translation)>,
     /// Waiting messages, newest first.
     above: Vec<Layer>,
+    /// Bytes of segments among them that are copied.
+    copied_bytes: usize,
     /// The skeleton to share, when the range spans several of its edges or many messages wait in
     /// it.
     lca: Option<Arc<Skeleton>>,
@@ -264,6 +270,7 @@ impl Descent {
         Self {
             node,
             above: vec![layer],
+            copied_bytes: 0,
             lca: None,
         }
     }
@@ -287,8 +294,8 @@ pub(crate) fn capture(
     terms: CloneTerms,
 ) -> Result<Captured> {
     let may_freeze = !terms.patient && !terms.takes_buffer;
-    if may_freeze && exceeds(buffer, range, store.shape.memory_bytes / BUFFER_PART) {
-        return Ok(Captured::Requires(Prerequisite::Freeze));
+    if may_freeze && let Some(freeze) = freeze_first(store, (buffer, root), range)? {
+        return Ok(Captured::Requires(freeze));
     }
     let capture = Capture {
         nodes: &store.nodes,
@@ -440,14 +447,22 @@ impl Capture<'_> {
             return Ok(None);
         }
         let translation = translation.then(&seg.translation, &clip.lo);
-        descent.above.push(if self.is_worth_sharing(&run, &part)? {
+        let bytes = run.estimate_bytes(&part);
+        let is_shared = self.is_worth_sharing(&run, &part, descent.copied_bytes)?;
+        descent.above.push(if is_shared {
             Layer::Segment(SegRef {
                 clip,
                 translation,
-                bytes: run.estimate_bytes(&part) as u64,
+                bytes: bytes as u64,
                 ..seg.clone()
             })
         } else {
+            // The blocks at the borders count whole.
+            let borders = match &run {
+                RunView::Mem(_) => 0,
+                RunView::Disk(_) => 2 * self.shape.block_bytes,
+            };
+            descent.copied_bytes += bytes.saturating_sub(borders);
             Layer::Points {
                 run,
                 part: clip,
@@ -543,15 +558,14 @@ impl Capture<'_> {
         high.peek().is_some() && high.all(|child| self.unflattenable.contains(child.node.id()))
     }
 
-    /// Whether a part of a run is better referred to than copied.
-    fn is_worth_sharing(&self, run: &RunView, part: &KeyRange) -> Result<bool> {
-        self.is_more(run, part, self.copied_max(run.all_bytes()))
-    }
-
-    /// Most bytes that a clone copies out of segments of `whole` bytes.
-    fn copied_max(&self, whole: usize) -> usize {
-        let waiting = self.shape.clone_waiting_bytes;
-        (whole / WANTED_PART).clamp(waiting, waiting.saturating_mul(COPIED_MAX))
+    /// Whether a part of a run is better referred to than copied, after `copied` bytes of other
+    /// runs.
+    fn is_worth_sharing(&self, run: &RunView, part: &KeyRange, copied: usize) -> Result<bool> {
+        let whole = run.all_bytes();
+        let most = copied_max(self.shape, whole);
+        let least = self.shape.clone_waiting_bytes.max(whole / WANTED_PART_LATE);
+        let left = copied_max(self.shape, usize::MAX).saturating_sub(copied);
+        self.is_more(run, part, most.min(left.max(least)))
     }
 
     /// Whether more than `limit` bytes of points of `run` lie in `part`.
@@ -586,7 +600,7 @@ impl Capture<'_> {
             whole += run.all_bytes();
             parts.push((run, part));
         }
-        let limit = self.copied_max(whole);
+        let limit = copied_max(self.shape, whole);
         let most = GATHERED_MAX.saturating_mul(self.shape.clone_waiting_bytes);
         let mut sum = 0;
         for (run, part) in parts {
@@ -704,6 +718,33 @@ impl Skeleton {
         all.next_ord += next_ord - seen;
         all
     }
+}
+
+/// The freeze that comes before a clone of `range`, when `buffer` over `root` has much about it, of
+/// which the clone wants a good part. A root that has many segments already gets no other one for a
+/// clone that may copy as well.
+fn freeze_first(
+    store: &Store,
+    (buffer, root): (&Buffer, &Arc<Handle>),
+    range: &KeyRange,
+) -> Result<Option<Prerequisite>> {
+    let shape = &store.shape;
+    let fills_leaves = shape.memory_bytes / BUFFER_PART;
+    let wanted = copied_max(shape, usize::MAX).max(buffer.size_bytes() / WANTED_PART);
+    if !exceeds(buffer, range, wanted.min(fills_leaves)) {
+        return Ok(None);
+    }
+    let flushes = exceeds(buffer, range, fills_leaves);
+    if !flushes && store.nodes.skeleton(root)?.ages().len() > shape.segments {
+        return Ok(None);
+    }
+    Ok(Some(Prerequisite::Freeze { flushes }))
+}
+
+/// Most bytes that a clone copies out of one of `whole` bytes of messages.
+fn copied_max(shape: &TreeShape, whole: usize) -> usize {
+    let waiting = shape.clone_waiting_bytes;
+    (whole / WANTED_PART).clamp(waiting, waiting.saturating_mul(COPIED_MAX))
 }
 
 /// Whether more than `limit` bytes of `run` lie in `range`. It stops once they exceed the limit.

@@ -10,9 +10,9 @@
 //!
 //! A clone is announced before the locks that other threads need are taken
 //! ([`crate::tree::clones::Clones::prepare_clone`]). The state of its source is most often still
-//! the same when the clone comes: no batch was applied and no message moved. So the capture is kept
-//! until then. All captures in the cache are of one state of the tree. A checkpoint drops them,
-//! with the nodes that were made for them.
+//! the same when the clone comes: no message moved, and no batch was applied, or none about the
+//! source. So the capture is kept until then. All captures in the cache are of one root. A
+//! checkpoint drops them, with the nodes that were made for them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -30,20 +30,30 @@ fn is_refused(msg: &RangeMsg) -> bool {
     matches!(msg, RangeMsg::Goto(target) if target.node.height() > HEIGHT_MAX)
 }
 
-/// Most sources that are kept: two of each of a few clones under way.
+/// Most sources that are kept: two of each of a few clones under way, or five of a clone with many
+/// hard links.
 const SOURCES_MAX: usize = 8;
 
-struct Source {
-    seq: Seq,
-    top: Arc<Skeleton>,
-    range: KeyRange,
-    found: Captured,
+/// A state of the tree, for the capture of one source.
+#[derive(Clone)]
+pub(crate) struct Seen {
+    pub(crate) seq: Seq,
+    /// Whether the memory buffer holds no messages of the source.
+    pub(crate) is_below: bool,
+    pub(crate) top: Arc<Skeleton>,
 }
 
-impl Source {
-    fn is_of(&self, seq: Seq, top: &Arc<Skeleton>) -> bool {
-        self.seq == seq && Arc::ptr_eq(&self.top, top)
+impl Seen {
+    /// Whether a capture in this state is one in the state `now`, too.
+    fn holds_in(&self, now: &Seen) -> bool {
+        Arc::ptr_eq(&self.top, &now.top) && (self.seq == now.seq || self.is_below && now.is_below)
     }
+}
+
+struct Source {
+    seen: Seen,
+    range: KeyRange,
+    found: Captured,
 }
 
 /// Most small sources that are kept.
@@ -82,8 +92,8 @@ pub(crate) struct CaptureCache {
 }
 
 impl CaptureCache {
-    /// Keeps the capture of `range` after batch `seq` under the root `top`.
-    pub(crate) fn keep(&self, seq: Seq, top: Arc<Skeleton>, range: KeyRange, found: Captured) {
+    /// Keeps the capture of `range` in the state `seen`.
+    pub(crate) fn keep(&self, seen: Seen, range: KeyRange, found: Captured) {
         let is_refused = match &found {
             Captured::Message { msg, .. } => is_refused(msg),
             Captured::Copy(_) => false,
@@ -93,30 +103,24 @@ impl CaptureCache {
             return;
         }
         let mut sources = self.sources.lock();
-        let has_room = sources.len() < SOURCES_MAX && sources.iter().all(|s| s.is_of(seq, &top));
-        let old = if has_room {
-            Vec::new()
-        } else {
-            std::mem::take(&mut *sources)
-        };
-        sources.push(Source {
-            seq,
-            top,
-            range,
-            found,
-        });
+        let (kept, old): (Vec<_>, Vec<_>) = std::mem::take(&mut *sources)
+            .into_iter()
+            .partition(|s| Arc::ptr_eq(&s.seen.top, &seen.top) && s.range != range);
+        *sources = kept;
+        let oldest = (sources.len() == SOURCES_MAX).then(|| sources.remove(0));
+        sources.push(Source { seen, range, found });
         drop(sources);
         // Nodes may be dropped with them, so the lock is not held.
-        drop(old);
+        drop((old, oldest));
     }
 
-    /// The capture of `range` in that state.
-    pub(crate) fn take(&self, seq: Seq, top: &Arc<Skeleton>, range: &KeyRange) -> Option<Captured> {
+    /// The capture of `range` in the state `now`.
+    pub(crate) fn take(&self, now: &Seen, range: &KeyRange) -> Option<Captured> {
         let mut sources = self.sources.lock();
         let at = sources
             .iter()
-            .position(|s| s.is_of(seq, top) && s.range == *range)?;
-        Some(sources.swap_remove(at).found)
+            .position(|s| s.seen.holds_in(now) && s.range == *range)?;
+        Some(sources.remove(at).found)
     }
 
     /// Keeps the target that shows all of `range` under the root `top`, while the memory buffer

@@ -99,9 +99,8 @@ pub(crate) const OVER_FANOUT: usize = 2;
 /// A clone does some of that work itself when it finds so many times that.
 pub(crate) const OVER_FANOUT_MAX: usize = 4;
 
-/// A range with more than one part in so many of the messages that the memory buffer may hold is
-/// not copied out of it: the buffer becomes segments of the root first, and the clone refers to
-/// them.
+/// Messages of a range fill leaves when they are more than one part in so many of those that the
+/// memory buffer may hold: before a clone of the range they go into them.
 pub(crate) const BUFFER_PART: usize = 16;
 
 impl Skeleton {

@@ -164,6 +164,11 @@ impl Inner {
             let may_read = reads == READ_ROUNDS_MAX;
             match self.attempt(&mut batch, (record, replayed), optimistic, terms, may_read)? {
                 Attempt::Applied(seq) => return Ok(seq),
+                Attempt::Requires(Prerequisite::Freeze { flushes: false }) => {
+                    // Messages that come again, of other threads or of this batch, are copied.
+                    terms.takes_buffer = true;
+                    self.clones.freeze();
+                }
                 Attempt::Requires(prerequisite) => {
                     terms.patient = self.clones.is_patient_after(prerequisite, prerequisites)?;
                     prerequisites += 1;

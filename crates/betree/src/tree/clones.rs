@@ -1,10 +1,11 @@
 //! Clones on the way into the memory buffer: captures made ahead, and prerequisites.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clone::capture::{Captured, CloneTerms, Prerequisite, capture};
-use crate::clone::capture_cache::CaptureCache;
-use crate::clone::compacted::{CompactedCopies, OVER_FANOUT};
+use crate::clone::capture_cache::{CaptureCache, Seen};
+use crate::clone::compacted::{BUFFER_PART, CompactedCopies, OVER_FANOUT};
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::node::buffer::Buffer;
@@ -19,6 +20,11 @@ use crate::tree::root::{Root, State};
 use crate::tree::signals::Signals;
 use crate::tree::threads::Threads;
 use crate::tree::write_set::WriteSet;
+
+/// A clone waits so long, at most, for another thread that changes the structure, before messages
+/// that fill leaves go into them. After that they stay where they are, and each of two ranges may
+/// write them once.
+const FLUSH_WAITS_MAX: Duration = Duration::from_millis(10);
 
 /// The captured sources of a batch's clones in one state of the tree, for each of its operations.
 pub(crate) struct OptimisticCapture {
@@ -51,6 +57,16 @@ impl Now {
             root: state.root.clone(),
             top: state.top.clone(),
             seq: state.seq,
+        }
+    }
+
+    /// This state, for a capture of `source`.
+    fn seen(&self, source: &KeyRange) -> Seen {
+        Seen {
+            seq: self.seq,
+            is_below: self.buffer.ranges_in(source).next().is_none()
+                && self.buffer.points_in(source).next().is_none(),
+            top: self.top.clone(),
         }
     }
 }
@@ -116,7 +132,7 @@ impl Clones {
                 terms
             };
             let known = (!changes)
-                .then(|| self.cache.take(now.seq, &now.top, &source))
+                .then(|| self.cache.take(&now.seen(&source), &source))
                 .flatten();
             let found = match known {
                 Some(found) => found,
@@ -134,8 +150,7 @@ impl Clones {
         if let Some(state) = self.cache.small((now.frozen, &now.buffer), source, limit) {
             return Ok(Captured::Copy(state));
         }
-        let is_below = now.buffer.ranges_in(source).next().is_none()
-            && now.buffer.points_in(source).next().is_none();
+        let is_below = now.seen(source).is_below;
         if is_below && let Some(msg) = self.cache.shared(&now.top, source) {
             return Ok(Captured::Message { msg, moves: false });
         }
@@ -158,24 +173,47 @@ impl Clones {
         Ok(found)
     }
 
-    /// Loads the nodes that a capture of `source` visits, and meets its prerequisites. The capture
-    /// is kept for the clone.
+    /// Loads the nodes that a capture of `source` visits, and keeps the capture for the clone; or
+    /// meets a prerequisite that the clone would have to wait for.
     pub(crate) fn prepare_clone(&self, source: &KeyRange) -> Result<()> {
-        let now = Now::of(&self.root.state.lock());
-        let terms = CloneTerms {
+        let mut terms = CloneTerms {
             patient: false,
             takes_buffer: false,
             height_max: HEIGHT_MAX_REPLAYED,
         };
-        let found = self.capture(&now, source, terms)?;
-        let prerequisite = match found {
-            Captured::Requires(prerequisite) => prerequisite,
-            found => {
-                self.cache.keep(now.seq, now.top, source.clone(), found);
-                return Ok(());
+        loop {
+            let now = Now::of(&self.root.state.lock());
+            let seen = now.seen(source);
+            let found = match self.cache.take(&seen, source) {
+                Some(found) => found,
+                None => self.capture(&now, source, terms)?,
+            };
+            match found {
+                Captured::Requires(Prerequisite::Freeze { flushes: false }) => {
+                    terms.takes_buffer = true;
+                    self.freeze();
+                }
+                Captured::Requires(prerequisite) => return self.meet_if_possible(&prerequisite),
+                found => {
+                    self.cache.keep(seen, source.clone(), found);
+                    return Ok(());
+                }
             }
-        };
-        self.meet_if_possible(&prerequisite)
+        }
+    }
+
+    /// Makes the memory buffer a segment of the root, which takes no time. Small segments wait for
+    /// the flusher until they are many.
+    pub(crate) fn freeze(&self) {
+        let shape = &self.store.shape;
+        let mut state = self.root.state.lock();
+        let is_large = state.buffer.memory_bytes() > shape.memory_bytes / BUFFER_PART;
+        self.root.freeze(&mut state);
+        let are_many = state.top.ages().len() > shape.segments;
+        drop(state);
+        if is_large || are_many {
+            self.signals.want_flush();
+        }
     }
 
     /// Meets a prerequisite. Where that cannot be, the clone itself does without, or reports the
@@ -207,12 +245,19 @@ impl Clones {
     }
 
     fn meet(&self, prerequisite: &Prerequisite) -> Result<()> {
+        if let Prerequisite::Freeze { flushes: false } = prerequisite {
+            self.freeze();
+            return Ok(());
+        }
         self.store.counters.took(StructuralPath::CloneWaits);
         match prerequisite {
-            Prerequisite::Freeze => {
+            Prerequisite::Freeze { .. } => {
                 self.root.freeze(&mut self.root.state.lock());
-                // Messages that fill leaves go into them once, before two ranges share them.
-                self.root.flush(false)
+                let flushed = self.root.flush_within(FLUSH_WAITS_MAX);
+                if !matches!(flushed, Ok(true)) {
+                    self.signals.want_flush();
+                }
+                flushed.map(drop)
             }
             Prerequisite::CompactedCopy(node) => self.make_compacted_copy(node, true),
             Prerequisite::Sink(range) => self.root.sink(range),

@@ -9,8 +9,8 @@
 //!
 //! | round | a source with many messages in the memory buffer | other prerequisites | nodes that are not in memory, room, space |
 //! | --- | --- | --- | --- |
-//! | 0 | deferred: the messages are frozen and flushed | deferred | deferred |
-//! | 1 | frozen in place, once, which takes no time | deferred | deferred |
+//! | 0 | frozen in place, once, which takes no time; deferred when they fill leaves: they are frozen and flushed | deferred | deferred |
+//! | 1 | frozen in place, once | deferred | deferred |
 //! | 2 to 7 | the same | none: the capture is patient | deferred |
 //! | 8 | the same | none | waited for, under the locks |
 //!
@@ -157,11 +157,10 @@ impl Inner {
                 Err(error) => return Err(error),
             };
             match prerequisite {
-                Prerequisite::Freeze if round >= PLAIN_FROM => {
+                Prerequisite::Freeze { flushes } if !flushes || round >= PLAIN_FROM => {
                     // Messages that come again, of other threads or of this batch, are copied.
                     terms.takes_buffer = true;
-                    self.root.freeze(&mut self.root.state.lock());
-                    self.signals.want(|w| w.flush = true);
+                    self.clones.freeze();
                 }
                 _ if round >= PATIENT_FROM => terms.patient = true,
                 prerequisite => return Ok(deferred(Work::Prerequisite(prerequisite))),

@@ -2,6 +2,7 @@
 //! published.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
@@ -185,14 +186,18 @@ impl Root {
         drop(old);
     }
 
-    /// Brings the root within its limits; with `deep` range messages go as deep as they can.
-    pub(crate) fn flush(&self, deep: bool) -> Result<()> {
-        // Writers go on, and no other thread that changes the structure has to wait.
+    /// Packs the segments of the root. Writers go on, and no other thread that changes the structure
+    /// has to wait.
+    fn pack_segments(&self) {
         let top = self.state.lock().top.clone();
         top.segs
             .iter()
             .for_each(|seg| self.store.write_back.pack(&seg.run));
-        drop(top);
+    }
+
+    /// Brings the root within its limits; with `deep` range messages go as deep as they can.
+    pub(crate) fn flush(&self, deep: bool) -> Result<()> {
+        self.pack_segments();
         let _structure = self.structure.lock();
         let store = &self.store;
         let maintain =
@@ -204,7 +209,18 @@ impl Root {
         }
     }
 
-    /// The same, as far as it goes: on a full volume, or at an unreadable node, messages stay where
+    /// The same between checkpoints, for a caller that waits for the work of other threads
+    /// `longest` at most. Returns whether it did.
+    pub(crate) fn flush_within(&self, longest: Duration) -> Result<bool> {
+        self.pack_segments();
+        let Some(_structure) = self.structure.lock_within(longest) else {
+            return Ok(false);
+        };
+        self.rebuild(|store, root| Maintainer::of(store).maintain(root, true, false))?;
+        Ok(true)
+    }
+
+    /// As [`Root::flush`], as far as it goes: on a full volume, or at an unreadable node, messages stay where
     /// they are, and the messages in memory become durable all the same.
     pub(crate) fn flush_if_possible(&self, deep: bool) -> Result<()> {
         match self.flush(deep) {

@@ -40,6 +40,12 @@ impl Signals {
         self.keep.notify_all();
     }
 
+    /// Asks the flusher to move messages down.
+    pub(crate) fn want_flush(&self) {
+        self.wanted.lock().flush = true;
+        self.work.notify_all();
+    }
+
     /// Asks the flusher for a compacted copy of `node`.
     pub(crate) fn want_compacted_copy(&self, node: Arc<Handle>) {
         let before = self.wanted.lock().compacted_copy.replace(node);

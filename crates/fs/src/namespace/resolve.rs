@@ -450,7 +450,8 @@ impl Namespace {
         // slower.
         let path = self.topology.read().path(source);
         let path = path.map_err(gone_is_not_found)?;
-        for index in [keys::META, keys::DATA] {
+        // Work for the second range may undo the preparation of the first, so that comes twice.
+        for index in [keys::META, keys::DATA, keys::META] {
             let (lo, hi) = keys::tree_range(index, &path);
             self.tree.prepare_clone(&lo, hi.as_deref())?;
         }

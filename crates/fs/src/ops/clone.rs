@@ -172,8 +172,8 @@ impl Trees {
         // costing the tree work.
         caller.may_copy(&source.state.read())?;
         caller.may_change(&self.namespace, (&dir, &dir.state.read()))?;
-        // The generation comes first: it may take a batch of its own, and a preparation holds until
-        // the next batch.
+        // The generation comes first: it may take a batch of its own, and a preparation may hold
+        // until the next batch only.
         let staged = purpose.staged();
         let birth = match staged {
             Some(staged) => staged.birth(),
