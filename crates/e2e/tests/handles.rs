@@ -28,7 +28,9 @@ fn run_phase(bed: &Bed, transport: &str, phase: &str, seed: usize) -> String {
     std::fs::create_dir_all(&root).expect("root may");
     let files = number("RAMET_FILES", 1000).to_string();
     let seed = seed.to_string();
+    // Compiled modules would lie beside the scripts.
     let args = [
+        "-B".as_ref(),
         script.as_os_str(),
         phase.as_ref(),
         root.as_os_str(),

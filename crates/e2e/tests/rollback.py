@@ -4,34 +4,20 @@ rollback.py ROOT RAMET SEED: works in the root of a mount. A fault ends it by an
 """
 import ctypes, errno, fcntl, json, mmap, os, random, select, struct, subprocess, sys, threading, time
 
+import file_handles
+from file_handles import handle
+
 root, ramet, seed = sys.argv[1:]
 rng = random.Random(seed)
 libc = ctypes.CDLL(None, use_errno=True)
 os.chdir(root)
 
 
-class Handle(ctypes.Structure):
-    _fields_ = [("bytes", ctypes.c_uint), ("type", ctypes.c_int), ("data", ctypes.c_ubyte * 128)]
-
-
-def handle(path):
-    found, mount = Handle(bytes=128), ctypes.c_int()
-    done = libc.name_to_handle_at(-100, path.encode(), ctypes.byref(found), ctypes.byref(mount), 0)
-    assert done == 0, (path, os.strerror(ctypes.get_errno()))
-    return bytes(found)
-
-
 def opened(stored):
     """The text of the file that a handle leads to, or the errno."""
     top = os.open(root, os.O_RDONLY)
-    found = Handle.from_buffer_copy(stored)
-    fd = libc.open_by_handle_at(top, ctypes.byref(found), os.O_RDONLY)
-    code = ctypes.get_errno()
+    text = file_handles.opened(top, stored)
     os.close(top)
-    if fd < 0:
-        return code
-    text = os.read(fd, 100).decode()
-    os.close(fd)
     return text
 
 

@@ -19,7 +19,14 @@ fn programs_go_on_beside_rollbacks_of_their_volume() {
         let mount = bed.mount(&["-o", transport]);
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rollback.py");
         let seed = std::env::var("RAMET_SEED").unwrap_or_else(|_| "1".to_owned());
-        let args = [text(&script), text(mount.root()), text(ramet_bin()), &seed];
+        // Compiled modules would lie beside the scripts.
+        let args = [
+            "-B",
+            text(&script),
+            text(mount.root()),
+            text(ramet_bin()),
+            &seed,
+        ];
         println!("{transport}: {}", run_ok("python3", &args).trim());
         mount.umount();
         bed.fsck();

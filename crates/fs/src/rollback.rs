@@ -13,11 +13,11 @@ use std::sync::Arc;
 use ramet_betree::Batch;
 use ramet_block::Device;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::keys;
 use crate::namespace::numbers::Counters;
 use crate::ops::live_rollback::RolledBack;
-use crate::ops::snapshot_records::SnapshotEntry;
+use crate::ops::snapshot_records::{SnapshotEntry, bring_back};
 use crate::options::OpenOptions;
 use crate::volume::{Volume, finish_joins, view};
 
@@ -67,14 +67,9 @@ pub fn roll_back_open(volume: &Volume, name: &str) -> Result<RolledBack> {
 
 /// The batch of a rollback.
 fn rollback_to(volume: &Volume, snapshot: &SnapshotEntry) -> Result<Batch> {
-    let base = keys::snapshot_base(snapshot.id);
-    let inside = |key: &[u8]| [&key[..1], &base, &key[1..]].concat();
-    let strip = u32::try_from(1 + base.len()).map_err(|_| Error::Range)?;
     let generation = Counters::read(volume.tree())?.generation;
     let mut batch = Batch::new();
-    for (index, lo, hi) in keys::ranges_of_snapshots() {
-        batch.clone_range(inside(&lo), Some(inside(&hi).into()), strip, vec![index]);
-    }
+    bring_back(&mut batch, snapshot.id, keys::ranges_of_snapshots())?;
     for index in keys::INDEXES {
         batch.delete_prefix(keys::orphans(index));
     }
@@ -87,6 +82,7 @@ mod tests {
     use ramet_block::MemDevice;
 
     use super::*;
+    use crate::error::Error;
     use crate::format::ino::ROOT_INO;
     use crate::options::FormatOptions;
 

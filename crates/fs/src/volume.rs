@@ -31,7 +31,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
 use crate::format::ino::{Ino, ROOT_INO};
 use crate::format::keys;
-use crate::format::record::{Entry, FLAG_CLONE_ROOT, Kind, Record};
+use crate::format::record::Record;
 use crate::namespace::compact::compact_unused;
 use crate::namespace::inode::Location;
 use crate::namespace::number_marks;
@@ -113,22 +113,8 @@ impl Stored {
             });
         }
         let counters = Counters::read(tree)?;
-        let corrupt = |detail| Error::Corrupt {
-            what: "record of the root",
-            detail,
-        };
-        let root = tree.get(&keys::root_record())?;
-        let root = root.ok_or_else(|| corrupt("missing".to_owned()))?;
-        let Entry::Inode(record) = Entry::decode(&root)? else {
-            return Err(corrupt("of another kind".to_owned()));
-        };
-        if Kind::from_mode(record.mode) != Some(Kind::Directory) || !record.has(FLAG_CLONE_ROOT) {
-            return Err(corrupt(format!("{record:?}")));
-        }
-        Ok(Self {
-            counters,
-            root: record,
-        })
+        let root = Record::of_root(tree.get(&keys::root_record())?)?;
+        Ok(Self { counters, root })
     }
 }
 

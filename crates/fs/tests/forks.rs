@@ -6,7 +6,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{make, names, open, volume};
+use common::{make, names, open, volume, write};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Caller, CloneMode, Error, ForkEntry, ForkReply, ForkRequest, FormatOptions, Ino, Kind, NewFork,
@@ -66,11 +66,6 @@ fn at(volume: &Volume, path: &str) -> Ino {
 /// The number of an entry.
 fn number(volume: &Volume, dir: Ino, name: &[u8]) -> Ino {
     volume.names().lookup(dir, name).unwrap().ino
-}
-
-fn write(volume: &Volume, ino: Ino, text: &str) {
-    let written = volume.files().write(ino, 0, text.as_bytes(), None);
-    written.unwrap();
 }
 
 /// A directory `d/src` with files, a directory, attributes, and hard links within and to outside.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{find, found, make, names, open, orphans, volume};
+use common::{check, fill, find, found, make, names, open, orphans, volume, write};
 use ramet_block::Device;
 use ramet_fs::{
     Caller, CloneMode, Error, FileFlags, Ino, Invalidation, Kind, MadeBy, NewFork, NewInode,
@@ -80,42 +80,8 @@ fn tree(volume: &Volume) -> Tree {
     look(volume).0
 }
 
-fn clean(volume: &Volume) {
-    let findings = volume.controls().check().unwrap();
-    assert!(findings.is_empty(), "{findings:?}");
-    let violations = volume.tree().verify(&mut |_| ()).unwrap();
-    assert!(violations.is_empty(), "{violations:?}");
-}
-
-fn write(volume: &Volume, ino: Ino, text: &str) {
-    let files = volume.files();
-    files.write(ino, 0, text.as_bytes(), None).unwrap();
-}
-
 fn read(volume: &Volume, ino: Ino) -> Vec<u8> {
     volume.files().read(ino, 0, 1 << 20).unwrap()
-}
-
-/// A directory `d` with a file, a file with a second name in the root, a clone of it, and a file
-/// with a hole.
-fn fill(volume: &Volume) -> (Ino, Ino) {
-    let dir = make(volume, ROOT_INO, "d", Kind::Directory).ino;
-    let file = make(volume, dir, "f", Kind::Regular).ino;
-    write(volume, file, "first");
-    let attributes = volume.attributes();
-    attributes
-        .setxattr(file, b"user.note", b"old", SetXattr::Any)
-        .unwrap();
-    let linked = make(volume, dir, "l", Kind::Regular).ino;
-    write(volume, linked, "linked");
-    volume.names().link(linked, ROOT_INO, b"m").unwrap();
-    let sparse = make(volume, ROOT_INO, "sparse", Kind::Regular).ino;
-    volume.files().write(sparse, 300_000, b"end", None).unwrap();
-    let (root, trees) = (Caller::root(), volume.trees());
-    trees
-        .clone_entry(&root, dir, ROOT_INO, b"copy", CloneMode::New)
-        .unwrap();
-    (dir, file)
 }
 
 #[test]
@@ -209,7 +175,7 @@ fn an_open_volume_is_rolled_back_and_open_files_go_on() {
         .unwrap();
     assert_eq!(read(&volume, find(&volume, "named")), b"still there");
     assert_eq!(find(&volume, "named"), nameless.ino);
-    clean(&volume);
+    check(&volume);
     // All numbers that inodes of before have are theirs alone.
     let old = [dir, file, made.ino, in_root.ino, unlinked];
     let (_, numbers) = look(&volume);
@@ -221,13 +187,13 @@ fn an_open_volume_is_rolled_back_and_open_files_go_on() {
     volume.forget_all();
     volume.sync_all().unwrap();
     assert_eq!(orphans(&volume), 0);
-    clean(&volume);
+    check(&volume);
     let now = tree(&volume);
     volume.close().unwrap();
     drop(volume);
     let volume = open(&device);
     assert_eq!(tree(&volume), now);
-    clean(&volume);
+    check(&volume);
 }
 
 #[test]
@@ -259,7 +225,7 @@ fn a_handle_of_before_is_stale_also_when_its_number_is_given_again() {
     }
     assert!(given.contains(&made.ino), "numbers come back");
     assert!(is_stale(&volume));
-    clean(&volume);
+    check(&volume);
     volume.close().unwrap();
     drop(volume);
     let volume = open(&device);
@@ -280,18 +246,18 @@ fn a_rollback_of_a_rollback_and_one_of_the_closed_volume_lead_back() {
     let third = tree(&volume);
     let kept_third = roll_back_open(&volume, &kept.name).unwrap().before;
     assert_eq!(tree(&volume), second);
-    clean(&volume);
+    check(&volume);
     volume.close().unwrap();
     drop(volume);
     let options = ramet_fs::OpenOptions::default;
     let kept_second = roll_back(Arc::clone(&device), options(), &kept_third.name).unwrap();
     let volume = open(&device);
     assert_eq!(tree(&volume), third);
-    clean(&volume);
+    check(&volume);
     for (name, state) in [(&kept_second.name, &second), (&kept_third.name, &third)] {
         roll_back_open(&volume, name).unwrap();
         assert_eq!(&tree(&volume), state);
-        clean(&volume);
+        check(&volume);
     }
     roll_back_open(&volume, "one").unwrap();
     for entry in volume.snapshots().list().unwrap() {
@@ -300,7 +266,7 @@ fn a_rollback_of_a_rollback_and_one_of_the_closed_volume_lead_back() {
     assert_eq!(tree(&volume), first);
     volume.forget_all();
     volume.sync_all().unwrap();
-    clean(&volume);
+    check(&volume);
 }
 
 #[test]
@@ -326,20 +292,20 @@ fn protected_files_come_back_protected_and_others_are_not() {
     let other = make(&volume, ROOT_INO, "other", Kind::Regular).ino;
     attributes.set_flags(other, immutable).unwrap();
     let kept = roll_back_open(&volume, "one").unwrap().before;
-    clean(&volume);
+    check(&volume);
     for path in ["d/deep/f", "d/l", "m"] {
         assert_eq!(attributes.flags(find(&volume, path)).unwrap(), immutable);
     }
     let refused = volume.trees().remove_tree(&Caller::root(), ROOT_INO, b"d");
     assert!(matches!(refused, Err(Error::NotPermitted)), "{refused:?}");
     roll_back_open(&volume, &kept.name).unwrap();
-    clean(&volume);
+    check(&volume);
     let flags = |path: &str| volume.attributes().flags(find(&volume, path)).unwrap();
     assert_eq!(flags("other"), immutable);
     assert_eq!(flags("d/deep/f"), FileFlags::default());
     volume.close().unwrap();
     drop(volume);
-    clean(&open(&device));
+    check(&open(&device));
 }
 
 /// Paths and ids of all forks.
@@ -397,7 +363,7 @@ fn forks_of_the_snapshot_are_forks_again_with_their_bases() {
     let of_now = forks(&volume);
     volume.controls().forks().collect().unwrap();
     let kept = roll_back_open(&volume, "one").unwrap().before;
-    clean(&volume);
+    check(&volume);
     let mut expected = of_then.clone();
     expected.retain(|(path, _)| path != "dropped");
     assert_eq!(forks(&volume), expected);
@@ -424,7 +390,7 @@ fn forks_of_the_snapshot_are_forks_again_with_their_bases() {
     volume.controls().forks().collect().unwrap();
     roll_back_open(&volume, &kept.name).unwrap();
     assert_eq!(forks(&volume), of_now);
-    clean(&volume);
+    check(&volume);
     for entry in volume.snapshots().list().unwrap() {
         volume.snapshots().remove(&entry.name).unwrap();
     }
@@ -436,12 +402,12 @@ fn forks_of_the_snapshot_are_forks_again_with_their_bases() {
         volume.controls().forks().count().unwrap(),
         of_now.len() as u64
     );
-    clean(&volume);
+    check(&volume);
     volume.close().unwrap();
     drop(volume);
     let volume = open(&device);
     assert_eq!(forks(&volume), of_now);
-    clean(&volume);
+    check(&volume);
 }
 
 /// A volume, its random changes, and the states that it may be rolled back to.
@@ -609,7 +575,7 @@ impl History {
             .before;
         assert_eq!(tree(&self.volume), self.then[at].1, "step {}", self.step);
         self.check_open();
-        clean(&self.volume);
+        check(&self.volume);
         self.then.push((kept.name, before));
     }
 
@@ -679,7 +645,7 @@ fn random_histories_with_rollbacks_are_those_of_the_model() {
         history.open.clear();
         history.volume.forget_all();
         history.volume.sync_all().unwrap();
-        clean(&history.volume);
+        check(&history.volume);
         history.volume.close().unwrap();
     }
 }
@@ -730,5 +696,5 @@ fn operations_in_the_root_beside_rollbacks_miss_nothing_that_both_states_have() 
         is_done.store(true, Ordering::Relaxed);
     });
     volume.sync_all().unwrap();
-    clean(&volume);
+    check(&volume);
 }

@@ -15,11 +15,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::{check, make, names, variable};
+use common::{check, clone, look, make, names, variable};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Attr, Caller, CloneMode, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
-    RenameMode, Volume,
+    Attr, Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, RenameMode,
+    Volume,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -38,17 +38,6 @@ fn open(device: &Arc<dyn Device>) -> Arc<Volume> {
         ..OpenOptions::default()
     };
     Volume::open(Arc::clone(device), options).unwrap()
-}
-
-fn clone(volume: &Volume, source: Ino, dir: Ino, name: &str) {
-    let (root, name) = (Caller::root(), name.as_bytes());
-    let mode = CloneMode::New;
-    let cloned = volume.trees().clone_entry(&root, source, dir, name, mode);
-    cloned.unwrap();
-}
-
-fn look(volume: &Volume, dir: Ino, name: &str) -> Attr {
-    volume.names().lookup(dir, name.as_bytes()).unwrap()
 }
 
 fn remove(volume: &Volume, dir: Ino, name: &str) {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Mortal, image_of, make, variable};
+use common::{Mortal, clone, image_of, look, make, variable};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Attr, Caller, CloneMode, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
@@ -42,18 +42,6 @@ fn volume_of(bytes: u64) -> (Arc<dyn Device>, Arc<Volume>) {
     Volume::format(&device, &FormatOptions::default()).unwrap();
     let volume = open(&device);
     (device, volume)
-}
-
-fn clone(volume: &Volume, source: Ino, dir: Ino, name: &str) {
-    let (root, name) = (Caller::root(), name.as_bytes());
-    let trees = volume.trees();
-    trees
-        .clone_entry(&root, source, dir, name, CloneMode::New)
-        .unwrap();
-}
-
-fn look(volume: &Volume, dir: Ino, name: &str) -> Attr {
-    volume.names().lookup(dir, name.as_bytes()).unwrap()
 }
 
 fn rename(volume: &Volume, from: (Ino, &str), to: (Ino, &str)) {

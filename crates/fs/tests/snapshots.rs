@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use common::{make, names, open, volume};
+use common::{check, fill, make, names, open, volume, write};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Caller, Clock, CloneMode, Error, FormatOptions, Ino, Kind, MadeBy, OpenOptions, Period,
@@ -57,41 +57,6 @@ fn tree(volume: &Volume) -> Tree {
     all
 }
 
-fn write(volume: &Volume, ino: Ino, text: &str) {
-    let written = volume.files().write(ino, 0, text.as_bytes(), None);
-    written.unwrap();
-}
-
-/// A directory `d` with a file, a file with two names, a clone of it with them, and a sparse file.
-fn fill(volume: &Volume) -> (Ino, Ino) {
-    let dir = make(volume, ROOT_INO, "d", Kind::Directory).ino;
-    let file = make(volume, dir, "f", Kind::Regular).ino;
-    write(volume, file, "first");
-    let attributes = volume.attributes();
-    attributes
-        .setxattr(file, b"user.note", b"old", SetXattr::Any)
-        .unwrap();
-    let linked = make(volume, dir, "l", Kind::Regular).ino;
-    write(volume, linked, "linked");
-    volume.names().link(linked, ROOT_INO, b"m").unwrap();
-    let sparse = make(volume, ROOT_INO, "sparse", Kind::Regular).ino;
-    let at = 300_000;
-    let files = volume.files();
-    files.write(sparse, at, b"end", None).unwrap();
-    let (root, trees) = (Caller::root(), volume.trees());
-    trees
-        .clone_entry(&root, dir, ROOT_INO, b"copy", CloneMode::New)
-        .unwrap();
-    (dir, file)
-}
-
-fn clean(volume: &Volume) {
-    let findings = volume.controls().check().unwrap();
-    assert!(findings.is_empty(), "{findings:?}");
-    let violations = volume.tree().verify(&mut |_| ()).unwrap();
-    assert!(violations.is_empty(), "{violations:?}");
-}
-
 #[test]
 fn a_snapshot_shows_everything_as_it_was_with_its_numbers() {
     let (device, volume) = volume();
@@ -121,7 +86,7 @@ fn a_snapshot_shows_everything_as_it_was_with_its_numbers() {
         assert_eq!(tree(&then), before);
         assert_eq!(tree(&volume), after);
     }
-    clean(&volume);
+    check(&volume);
     volume.close().unwrap();
     drop(volume);
     let options = || OpenOptions {
@@ -140,7 +105,7 @@ fn a_snapshot_shows_everything_as_it_was_with_its_numbers() {
     assert!(Volume::open(Arc::clone(&device), writes).is_err());
     let volume = open(&device);
     assert_eq!(tree(&volume), after);
-    clean(&volume);
+    check(&volume);
 }
 
 #[test]
@@ -192,7 +157,7 @@ fn a_view_refuses_every_change_and_keeps_its_snapshot() {
     write(&volume, file, "still");
     volume.snapshots().remove("one").unwrap();
     assert!(matches!(view(&volume, "one"), Err(Error::NotFound)));
-    clean(&volume);
+    check(&volume);
 }
 
 #[test]
@@ -220,7 +185,7 @@ fn names_are_taken_once_and_come_back_with_new_ids() {
     let volume = open(&device);
     assert_eq!(open_list(&volume).len(), 2);
     assert_eq!(volume.stats().snapshots, 2);
-    clean(&volume);
+    check(&volume);
 }
 
 fn open_list(volume: &Volume) -> Vec<(String, u64)> {
@@ -241,7 +206,7 @@ fn a_damaged_count_keeps_no_snapshot_from_being_removed() {
     volume.snapshots().remove("a").unwrap();
     let made = volume.snapshots().create("c").unwrap();
     assert_eq!((made.id, volume.snapshots().count().unwrap()), (2, 2));
-    clean(&volume);
+    check(&volume);
 }
 
 #[test]
@@ -266,7 +231,7 @@ fn a_snapshot_has_no_orphans_and_no_snapshots_in_it() {
     assert_eq!(then.snapshots().list().unwrap().len(), 0);
     drop(then);
     volume.forget_all();
-    clean(&volume);
+    check(&volume);
 }
 
 #[test]
@@ -279,7 +244,7 @@ fn a_clone_of_the_root_has_no_snapshots() {
         .clone_entry(&root, ROOT_INO, ROOT_INO, b"all", CloneMode::New)
         .unwrap();
     volume.snapshots().remove("one").unwrap();
-    clean(&volume);
+    check(&volume);
 }
 
 /// Writes 400 files of 8 KiB anew, of bytes that do not compress.
@@ -353,7 +318,7 @@ fn removals_in_any_order_give_the_space_of_snapshots_back() {
     let (left, alone) = (settled(&volume), settled(&fresh));
     println!("{left} left, {alone} alone");
     assert!(left < alone + alone / 4, "{left} {alone}");
-    clean(&volume);
+    check(&volume);
 }
 
 const HOUR: i64 = 3600;
@@ -492,7 +457,7 @@ fn a_policy_makes_snapshots_by_the_clock_and_removes_its_own_alone() {
     hands.0.store(2001 * HOUR, Ordering::Relaxed);
     assert_eq!(follow(), 0);
     assert_eq!(of(Period::Daily).len(), 2);
-    clean(&volume);
+    check(&volume);
 }
 
 #[test]
@@ -525,7 +490,7 @@ fn snapshot_of_a_clock_that_was_ahead_stops_no_policy_and_goes_in_its_turn() {
     hands.0.store(AHEAD * HOUR, Ordering::Relaxed);
     snapshots.create("mine").unwrap();
     assert_eq!(at(106), (vec![104, 105, AHEAD, 106], vec![]));
-    clean(&volume);
+    check(&volume);
 }
 
 #[test]
@@ -578,7 +543,7 @@ fn many_snapshots_leave_the_height_and_lookups_as_they_are() {
     for number in (0..300).rev() {
         volume.snapshots().remove(&format!("s{number}")).unwrap();
     }
-    clean(&volume);
+    check(&volume);
 }
 
 #[test]
@@ -646,9 +611,9 @@ fn restored_trees_and_files_are_as_they_were() {
     is_same("/sparse", "/sparse", 1);
     snapshots.remove("one").unwrap();
     assert_eq!(tree(&volume), after);
-    clean(&volume);
+    check(&volume);
     volume.forget_all();
-    clean(&volume);
+    check(&volume);
 }
 
 #[test]
@@ -793,7 +758,7 @@ fn a_rollback_brings_everything_back_but_the_generations() {
     let again = make(&volume, dir_of(&volume), "again", Kind::Regular);
     assert_eq!(again.ino, made.ino);
     assert!(again.generation > made.generation);
-    clean(&volume);
+    check(&volume);
     volume.close().unwrap();
     drop(volume);
     roll_back(Arc::clone(&device), options(), &kept.name).unwrap();
@@ -804,7 +769,7 @@ fn a_rollback_brings_everything_back_but_the_generations() {
         volume.snapshots().remove(&entry.name).unwrap();
     }
     assert_eq!(tree(&volume), after);
-    clean(&volume);
+    check(&volume);
 }
 
 fn dir_of(volume: &Volume) -> Ino {

@@ -1,14 +1,9 @@
 //! Objects that wait for their names, and the names below a directory that the kernel knows.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 
-use common::{make, open, volume};
-use ramet_fs::{Attr, Caller, CloneMode, Error, Ino, Kind, ROOT_INO, StagedObject, Volume};
-
-fn look(volume: &Volume, dir: Ino, name: &str) -> Attr {
-    volume.names().lookup(dir, name.as_bytes()).unwrap()
-}
+use common::{look, make, open, volume};
+use ramet_fs::{Caller, CloneMode, Error, Ino, Kind, ROOT_INO, StagedObject};
 
 #[test]
 fn a_staged_object_becomes_the_clone_with_the_number_that_it_has() {

@@ -64,10 +64,15 @@ impl Now {
     fn seen(&self, source: &KeyRange) -> Seen {
         Seen {
             seq: self.seq,
-            is_below: self.buffer.ranges_in(source).next().is_none()
-                && self.buffer.points_in(source).next().is_none(),
+            is_below: self.is_below(source),
             top: self.top.clone(),
         }
+    }
+
+    /// Whether the memory buffer holds no messages of `source`.
+    fn is_below(&self, source: &KeyRange) -> bool {
+        self.buffer.ranges_in(source).next().is_none()
+            && self.buffer.points_in(source).next().is_none()
     }
 }
 
@@ -150,7 +155,7 @@ impl Clones {
         if let Some(state) = self.cache.small((now.frozen, &now.buffer), source, limit) {
             return Ok(Captured::Copy(state));
         }
-        let is_below = now.seen(source).is_below;
+        let is_below = now.is_below(source);
         if is_below && let Some(msg) = self.cache.shared(&now.top, source) {
             return Ok(Captured::Message { msg, moves: false });
         }

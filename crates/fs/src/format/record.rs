@@ -239,6 +239,26 @@ impl Record {
         }
     }
 
+    /// The record of the root directory, from the value at its key.
+    ///
+    /// # Errors
+    /// `Corrupt` for any other value, and for none.
+    pub(crate) fn of_root(value: Option<Bytes>) -> Result<Self> {
+        let corrupt = |detail| Error::Corrupt {
+            what: "record of the root",
+            detail,
+        };
+        let value = value.ok_or_else(|| corrupt("missing".to_owned()))?;
+        match Entry::decode(&value)? {
+            Entry::Inode(record)
+                if record.kind() == Kind::Directory && record.has(FLAG_CLONE_ROOT) =>
+            {
+                Ok(record)
+            }
+            other => Err(corrupt(format!("{other:?}"))),
+        }
+    }
+
     /// The kind. The decoder has checked the mode.
     pub(crate) fn kind(&self) -> Kind {
         Kind::from_mode(self.mode).expect("records are made, and decoded, with the mode of a kind")

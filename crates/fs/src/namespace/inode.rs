@@ -1044,6 +1044,12 @@ impl Table {
     }
 }
 
+/// The inode with this identity, if it is in memory and not compact.
+pub(crate) fn with_identity(table: &Table, identity: Identity) -> Option<Arc<Inode>> {
+    let inode = table.get(identity.ino)?;
+    (inode.identity() == identity).then_some(inode)
+}
+
 /// Whether the directory with this identity may be in memory, compact or not. Of the root there is
 /// one for each rollback.
 pub(crate) fn has_dir(table: &Table, dir: Identity) -> bool {

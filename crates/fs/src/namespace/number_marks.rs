@@ -55,7 +55,7 @@ use crate::format::keys::{self, NumberKey};
 use crate::format::record::Entry;
 use crate::format::slots::{Block, Run, SLOTS_MAX, SLOTS_WITHOUT_INDEX, Slot};
 use crate::namespace::block_notes::At;
-use crate::namespace::inode::Inode;
+use crate::namespace::inode::{Inode, with_identity};
 use crate::namespace::known_blocks::{KnownBlock, Showing, Shown, Vacancy};
 use crate::namespace::number_reclaim::{changing, has_other_pins};
 use crate::namespace::number_tables::{free_block, put_marks, stored_marks};
@@ -291,8 +291,7 @@ fn look_again(numbers: &Numbers, looks: usize, is_sync: bool) -> Result<()> {
 /// Looks at a run: gives its block back if nothing holds it. The block of the next slot rests,
 /// unless `takes_all`.
 fn look(numbers: &Numbers, at: At, takes_all: bool) -> Result<()> {
-    let inode = numbers.table.get(at.0.ino);
-    let inode = inode.filter(|inode| inode.identity() == at.0);
+    let inode = with_identity(&numbers.table, at.0);
     let is_read = inode
         .as_ref()
         .map_or(Ok(true), |dir| learn(numbers, dir, at.1));
@@ -354,8 +353,7 @@ fn vacate(numbers: &Numbers, given: &mut Given, at: At, takes_all: bool) -> Resu
         return Ok(Look::Done);
     };
     changing(numbers, || {
-        let inode = numbers.table.get(at.0.ino);
-        let inode = inode.filter(|inode| inode.identity() == at.0);
+        let inode = with_identity(&numbers.table, at.0);
         let (known, look) = take_vacant((numbers, given), inode.as_ref(), at, block, takes_all)?;
         if let Some(look) = look {
             return Ok(look);

@@ -24,7 +24,7 @@ use ramet_block::failpoints::{self, Fault};
 use crate::error::{Error, Result};
 use crate::format::ino::{Identity, ROOT_INO};
 use crate::format::keys::{self, NumberKey};
-use crate::format::record::{Entry, FLAG_CLONE_ROOT, Kind, Record};
+use crate::format::record::{Kind, Record};
 use crate::format::snapshot::{MadeBy, SnapshotCounts, SnapshotRecord};
 use crate::namespace::inode::{Inode, Location, note_root};
 use crate::namespace::invalidation::Invalidation;
@@ -34,8 +34,8 @@ use crate::namespace::numbers::takes_no_changes;
 use crate::namespace::resolve::{Namespace, put_root, root_of};
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::renewed::{Renewal, Renewed, forks_of};
-use crate::ops::snapshot_records::SnapshotEntry;
-use crate::ops::snapshots::{Snapshots, utc};
+use crate::ops::snapshot_records::{SnapshotEntry, bring_back};
+use crate::ops::snapshots::Snapshots;
 
 /// Names of the new root of which the kernel is told one by one: it may remember that they do not
 /// exist. A kernel that looks all names up again needs none.
@@ -129,7 +129,7 @@ impl Snapshots {
         let namespace = &self.namespace;
         let id = self.find(name)?.id;
         let then = window(&namespace.tree, keys::snapshot_base(id)).snapshot();
-        let mut record = root_then(&then)?;
+        let mut record = Record::of_root(then.get(&keys::root_record())?)?;
         let counts = self.counts()?;
         if counts.next_id >= keys::SNAPSHOT_IDS_MAX {
             return Err(Error::TooManyLinks);
@@ -175,17 +175,6 @@ impl Snapshots {
         self.numbers.note_gone(gone);
         let mut renewal = Renewal::new(then, &self.numbers, (known, after));
         renewal.tables(tree, id).map(Some)
-    }
-
-    /// A name for the snapshot of the state before that none has. The caller holds the registry.
-    fn name_before(&self, counts: &SnapshotCounts) -> Result<String> {
-        let name = format!("before-rollback-{}", utc(self.times.now()));
-        let tree = &self.namespace.tree;
-        // A second one within a second, or a user took the name.
-        match tree.get(&keys::snapshot_record(&name))?.is_some() {
-            true => Ok(format!("{name}-{}", counts.next_id)),
-            false => Ok(name),
-        }
     }
 
     /// Makes the rollback, if it has not to wait. Returns the snapshot and the root of before.
@@ -238,13 +227,7 @@ impl Snapshots {
 impl Plan {
     /// Adds the tree of the snapshot to the transaction, in the place of the one that is there.
     fn put(&self, tx: &mut Transaction<'_>, tree: &Tree) -> Result<()> {
-        let base = keys::snapshot_base(self.id);
-        let inside = |key: &[u8]| [&key[..1], &base, &key[1..]].concat();
-        let strip = u32::try_from(1 + base.len()).map_err(|_| Error::Range)?;
-        for (index, lo, hi) in keys::ranges_of_trees() {
-            tx.batch
-                .clone_range(inside(&lo), Some(inside(&hi).into()), strip, vec![index]);
-        }
+        bring_back(&mut tx.batch, self.id, keys::ranges_of_trees())?;
         tx.batch.put(keys::root_record(), self.record.encode());
         match &self.renewed {
             Some(renewed) => {
@@ -256,22 +239,6 @@ impl Plan {
             None => tx.batch.delete_prefix(keys::protections()),
         }
         Ok(())
-    }
-}
-
-/// The record of the root of a snapshot.
-fn root_then(then: &Snapshot) -> Result<Record> {
-    let corrupt = |detail| Error::Corrupt {
-        what: "record of the root",
-        detail,
-    };
-    let root = then.get(&keys::root_record())?;
-    let root = root.ok_or_else(|| corrupt("missing".to_owned()))?;
-    match Entry::decode(&root)? {
-        Entry::Inode(record) if record.kind() == Kind::Directory && record.has(FLAG_CLONE_ROOT) => {
-            Ok(record)
-        }
-        other => Err(corrupt(format!("{other:?}"))),
     }
 }
 

@@ -36,7 +36,7 @@ use crate::format::ino::{Identity, Ino};
 use crate::format::keys::{self, NoteKey, NumberKey};
 use crate::format::record::{Entry, Record};
 use crate::format::slots::Slot;
-use crate::namespace::inode::{Inode, Location};
+use crate::namespace::inode::{Inode, Location, with_identity};
 use crate::namespace::invalidation::{Invalidation, Tell};
 use crate::namespace::link_counts::{last_note, note_changed};
 use crate::namespace::notes::{Counts, Notes};
@@ -152,9 +152,7 @@ impl Place {
 
     /// The clone root in memory.
     fn inode(&self, namespace: &Namespace) -> Option<Arc<Inode>> {
-        let identity = self.identity?;
-        let inode = namespace.table.get(identity.ino)?;
-        (inode.identity() == identity).then_some(inode)
+        with_identity(&namespace.table, self.identity?)
     }
 }
 

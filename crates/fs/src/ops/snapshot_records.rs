@@ -7,9 +7,9 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use ramet_betree::{Seq, Snapshot, Tree, successor_of_prefix};
+use ramet_betree::{Batch, Seq, Snapshot, Tree, successor_of_prefix};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::keys;
 use crate::format::name::NAME_BYTES_MAX;
 use crate::format::record::Time;
@@ -185,6 +185,25 @@ pub(crate) fn ids_in(tree: &Snapshot, index: u8) -> Result<(Vec<u64>, Option<Byt
         rest = successor_of_prefix(&all).expect("an index is small");
     }
     Ok((ids, None))
+}
+
+/// Clones ranges of the files, with their indexes, as they are in the snapshot with this id to their
+/// places in the live tree.
+///
+/// # Errors
+/// `Range` for an id that no snapshot has.
+pub(crate) fn bring_back(
+    batch: &mut Batch,
+    id: u64,
+    ranges: impl IntoIterator<Item = (u8, Bytes, Bytes)>,
+) -> Result<()> {
+    let base = keys::snapshot_base(id);
+    let inside = |key: &[u8]| [&key[..1], &base, &key[1..]].concat();
+    let strip = u32::try_from(1 + base.len()).map_err(|_| Error::Range)?;
+    for (index, lo, hi) in ranges {
+        batch.clone_range(inside(&lo), Some(inside(&hi).into()), strip, vec![index]);
+    }
+    Ok(())
 }
 
 fn first_key(tree: &Snapshot, lo: &[u8], hi: Option<&Bytes>) -> Result<Option<Bytes>> {

@@ -203,14 +203,19 @@ impl Snapshots {
     /// # Errors
     /// Those of [`Snapshots::create`].
     pub(crate) fn create_before_rollback(&self) -> Result<SnapshotEntry> {
+        let name = self.name_before(&self.counts()?)?;
+        self.create_as(&name, MadeBy::Rollback)
+    }
+
+    /// A name for the snapshot of the state before that none has. No other
+    /// thread makes snapshots until it is taken.
+    pub(super) fn name_before(&self, counts: &SnapshotCounts) -> Result<String> {
         let name = format!("before-rollback-{}", utc(self.times.now()));
-        match self.create_as(&name, MadeBy::Rollback) {
-            // A second one within a second, or a user took the name.
-            Err(Error::Exists) => {
-                let name = format!("{name}-{}", self.counts()?.next_id);
-                self.create_as(&name, MadeBy::Rollback)
-            }
-            done => done,
+        let tree = &self.namespace.tree;
+        // A second one within a second, or a user took the name.
+        match tree.get(&keys::snapshot_record(&name))?.is_some() {
+            true => Ok(format!("{name}-{}", counts.next_id)),
+            false => Ok(name),
         }
     }
 

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use ramet_block::{Device, MemDevice};
-use ramet_fs::{Attr, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, Volume};
+use ramet_fs::{
+    Attr, Caller, CloneMode, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, SetXattr,
+    Volume,
+};
 
 /// A device that takes a number of changes and then none.
 pub struct Mortal {
@@ -81,6 +84,54 @@ pub fn make(volume: &Volume, dir: Ino, name: &str, kind: Kind) -> Attr {
     let new = NewInode::new(kind, 0o755);
     let made = volume.names().create(dir, name.as_bytes(), &new);
     made.expect("there is room, and no such name")
+}
+
+/// Writes a text to the begin of a file.
+pub fn write(volume: &Volume, ino: Ino, text: &str) {
+    let written = volume.files().write(ino, 0, text.as_bytes(), None);
+    written.expect("there is room");
+}
+
+/// A directory `d` with a file, a file with a second name in the root, a clone of it, and a file
+/// with a hole. Returns `d` and the first file.
+pub fn fill(volume: &Volume) -> (Ino, Ino) {
+    let dir = make(volume, ROOT_INO, "d", Kind::Directory).ino;
+    let file = make(volume, dir, "f", Kind::Regular).ino;
+    write(volume, file, "first");
+    let attributes = volume.attributes();
+    attributes
+        .setxattr(file, b"user.note", b"old", SetXattr::Any)
+        .expect("there is room");
+    let linked = make(volume, dir, "l", Kind::Regular).ino;
+    write(volume, linked, "linked");
+    volume
+        .names()
+        .link(linked, ROOT_INO, b"m")
+        .expect("there is room");
+    let sparse = make(volume, ROOT_INO, "sparse", Kind::Regular).ino;
+    let at = 300_000;
+    let files = volume.files();
+    files
+        .write(sparse, at, b"end", None)
+        .expect("there is room");
+    let (root, trees) = (Caller::root(), volume.trees());
+    trees
+        .clone_entry(&root, dir, ROOT_INO, b"copy", CloneMode::New)
+        .expect("there is room");
+    (dir, file)
+}
+
+/// Clones an object to a new name.
+pub fn clone(volume: &Volume, source: Ino, dir: Ino, name: &str) {
+    let (root, trees) = (Caller::root(), volume.trees());
+    let cloned = trees.clone_entry(&root, source, dir, name.as_bytes(), CloneMode::New);
+    cloned.expect("there is room, and no such name");
+}
+
+/// Looks a name up that is there.
+pub fn look(volume: &Volume, dir: Ino, name: &str) -> Attr {
+    let found = volume.names().lookup(dir, name.as_bytes());
+    found.expect("the name is there")
 }
 
 /// The object at a path from the root, if there is one.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ramet_fs::{FormerRoot, Invalidation, ROOT_INO, Volume};
+use ramet_fs::{FormerRoot, Ino, Invalidation, ROOT_INO, Volume};
 
 use crate::cache::notify::Kernel;
 use crate::server::pauses::Pauses;
@@ -67,7 +67,7 @@ impl FormerRoots {
                     // The kernel has dropped that name, and may know another object by it.
                     kernel.invalidate_attributes(&[Invalidation::Attributes(known.ino)]);
                 } else if kernel.delete(known.dir, known.ino, &known.name) {
-                    drop_links(&volume, &kernel, known.ino);
+                    drop_links((&volume, &kernel), known.ino, &has_ended);
                 }
             }
             let shared = below.shared.into_iter().map(Invalidation::Attributes);
@@ -82,12 +82,14 @@ impl Drop for FormerRoots {
     }
 }
 
-/// Has the kernel drop the names of hard links in a directory that went.
-fn drop_links(volume: &Volume, kernel: &Kernel, dir: ramet_fs::Ino) {
+/// Has the kernel drop the names of hard links in a directory that went, until `has_ended`. The kernel
+/// would keep the name of a file that is open, and with it the directories above, after the file is
+/// closed.
+pub(crate) fn drop_links((volume, kernel): (&Volume, &Kernel), dir: Ino, has_ended: &AtomicBool) {
     let each = |name: &[u8]| {
         let name = name.to_vec();
         kernel.invalidate(&[Invalidation::Entry { dir, name }]);
-        true
+        !has_ended.load(Ordering::Relaxed)
     };
     if let Err(error) = volume.directories().each_link(dir, each) {
         tracing::warn!(%error, ?dir, "the kernel may keep a tree that went");

@@ -61,6 +61,7 @@ use crate::cache::notify::Kernel;
 use crate::protocol::{Answer, Header, Reply, Request, answer};
 use crate::server::clone_tokens::{CloneTokens, Source};
 use crate::server::credentials::{Requester, caller_of, user_of};
+use crate::server::former_roots::drop_links;
 use crate::server::listings::Listings;
 use crate::server::pauses::Pauses;
 use crate::server::request_counts::RequestCounts;
@@ -887,7 +888,11 @@ impl Shared {
                     }
                     pauses.pause();
                     if shared.kernel.delete(known.dir, known.ino, &known.name) {
-                        shared.drop_links(known.ino);
+                        drop_links(
+                            (&shared.volume, &shared.kernel),
+                            known.ino,
+                            &shared.has_ended,
+                        );
                     }
                 }
                 let stale = below.shared.into_iter().map(Invalidation::Attributes);
@@ -898,24 +903,11 @@ impl Shared {
                 }
             }
             if !has_ended() && shared.kernel.delete(Ino(node), top, STAGED_NAME.as_bytes()) {
-                shared.drop_links(top);
+                drop_links((&shared.volume, &shared.kernel), top, &shared.has_ended);
             }
             drop(victim);
             take_one(&mut shared.changes.lock().untold, user);
         });
-    }
-
-    /// Has the kernel drop the names of hard links in a directory that went. The kernel would keep the
-    /// name of a file that is open, and with it the directories above, after the file is closed.
-    fn drop_links(&self, dir: Ino) {
-        let each = |name: &[u8]| {
-            let name = name.to_vec();
-            self.kernel.invalidate(&[Invalidation::Entry { dir, name }]);
-            !self.has_ended.load(Ordering::Relaxed)
-        };
-        if let Err(error) = self.volume.directories().each_link(dir, each) {
-            tracing::warn!(%error, ?dir, "the kernel may keep a tree that went");
-        }
     }
 
     fn forget(&self, node: u64, lookups: u64) {
