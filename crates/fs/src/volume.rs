@@ -266,7 +266,7 @@ impl Volume {
         self.settle_thread.stop();
         self.forget_all();
         if !self.is_read_only
-            && let Err(error) = number_marks::settle(&self.numbers)
+            && let Err(error) = number_marks::settle(&self.namespace)
         {
             tracing::debug!(%error, "numbers of removed names come back later");
         }

@@ -49,7 +49,7 @@ use bytes::Bytes;
 use foldhash::{HashMap, HashMapExt};
 use ramet_betree::{Batch, Snapshot, successor_of_prefix};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::ino::{Identity, ROOT_INO};
 use crate::format::keys::{self, NumberKey};
 use crate::format::record::Entry;
@@ -61,6 +61,7 @@ use crate::namespace::number_reclaim::{changing, has_other_pins};
 use crate::namespace::number_tables::{free_block, put_marks, stored_marks};
 use crate::namespace::numbers::{Given, Numbers, apply, takes_no_changes};
 use crate::namespace::paths::path_of;
+use crate::namespace::resolve::Namespace;
 
 /// Marks that wait, and that one batch stores.
 const MARKS_MANY: usize = 128;
@@ -215,15 +216,16 @@ fn mark_all(numbers: &Numbers, given: &Given, dir: &Inode, run: Run) -> Result<b
 ///
 /// # Errors
 /// Those of the tree; nothing is lost then.
-pub(crate) fn pay_notes(numbers: &Numbers, looks: usize, is_sync: bool) -> Result<()> {
+pub(crate) fn pay_notes(namespace: &Namespace, looks: usize, is_sync: bool) -> Result<()> {
+    let numbers = &*namespace.numbers;
     let notes = &numbers.table.block_notes;
     for _ in 0..looks + notes.vacant_len() / MANY {
         let Some(at) = notes.next_vacant() else {
             break;
         };
-        look(numbers, at, false)?;
+        look(namespace, at, false)?;
     }
-    look_again(numbers, looks, is_sync)?;
+    look_again(namespace, looks, is_sync)?;
     // Marks of blocks that cannot be stored wait for these.
     if notes.marks_len() >= MARKS_MANY && !numbers.has_unstored.load(Ordering::Relaxed) {
         store_marks(numbers, usize::MAX)?;
@@ -235,7 +237,8 @@ pub(crate) fn pay_notes(numbers: &Numbers, looks: usize, is_sync: bool) -> Resul
 ///
 /// # Errors
 /// Those of the tree; the next mount knows less then.
-pub(crate) fn settle(numbers: &Numbers) -> Result<()> {
+pub(crate) fn settle(namespace: &Namespace) -> Result<()> {
+    let numbers = &*namespace.numbers;
     if let Some(root) = numbers.table.get(ROOT_INO) {
         root.leave_marks();
     }
@@ -245,7 +248,7 @@ pub(crate) fn settle(numbers: &Numbers) -> Result<()> {
         let Some(at) = notes.next_vacant() else {
             break;
         };
-        look(numbers, at, true)?;
+        look(namespace, at, true)?;
     }
     let again = {
         let mut given = numbers.given.lock();
@@ -254,13 +257,14 @@ pub(crate) fn settle(numbers: &Numbers) -> Result<()> {
         resting.into_iter().map(|(_, at)| at).chain(waiting)
     };
     for at in again {
-        look(numbers, at, true)?;
+        look(namespace, at, true)?;
     }
     store_marks(numbers, usize::MAX)
 }
 
 /// Looks at runs that wait or rest.
-fn look_again(numbers: &Numbers, looks: usize, is_sync: bool) -> Result<()> {
+fn look_again(namespace: &Namespace, looks: usize, is_sync: bool) -> Result<()> {
+    let numbers = &*namespace.numbers;
     let notes = &numbers.table.block_notes;
     if is_sync {
         notes.look_again();
@@ -282,7 +286,7 @@ fn look_again(numbers: &Numbers, looks: usize, is_sync: bool) -> Result<()> {
     }
     let again = again.into_iter().map(|at| (at, false));
     let mut again = again.chain(due.into_iter().map(|at| (at, true)));
-    let looked = again.try_for_each(|(at, takes_all)| look(numbers, at, takes_all));
+    let looked = again.try_for_each(|(at, takes_all)| look(namespace, at, takes_all));
     let left = again.map(|(at, _)| at);
     numbers.given.lock().waiting.extend(left);
     looked
@@ -290,11 +294,12 @@ fn look_again(numbers: &Numbers, looks: usize, is_sync: bool) -> Result<()> {
 
 /// Looks at a run: gives its block back if nothing holds it. The block of the next slot rests,
 /// unless `takes_all`.
-fn look(numbers: &Numbers, at: At, takes_all: bool) -> Result<()> {
+fn look(namespace: &Namespace, at: At, takes_all: bool) -> Result<()> {
+    let numbers = &*namespace.numbers;
     let inode = with_identity(&numbers.table, at.0);
     let is_read = inode
         .as_ref()
-        .map_or(Ok(true), |dir| learn(numbers, dir, at.1));
+        .map_or(Ok(true), |dir| learn(namespace, dir, at.1));
     if let (Ok(true), Some(dir)) = (&is_read, &inode) {
         let record = dir.state.try_read();
         let next = record.map_or(SLOTS_MAX, |record| record.next_slot);
@@ -460,11 +465,10 @@ fn free(
 /// Reads which slots of a run of a directory in memory have names, if marked ones may have none. The
 /// entries of a directory without a slot index are read whole, so they tell of all of its runs. Tells
 /// whether no operation was at work in the directory.
-fn learn(numbers: &Numbers, dir: &Arc<Inode>, run: Run) -> Result<bool> {
+fn learn(namespace: &Namespace, dir: &Arc<Inode>, run: Run) -> Result<bool> {
     if !dir.blocks.lock().is_unclear(run) {
         return Ok(true);
     }
-    let unstored = numbers.unstored();
     let is_shared = run.first().link().is_some();
     // An operation that takes a slot has the state locked until the name is there.
     let Some(record) = dir.state.try_read() else {
@@ -473,11 +477,17 @@ fn learn(numbers: &Numbers, dir: &Arc<Inode>, run: Run) -> Result<bool> {
     let reads_all = !is_shared && !record.has_slot_index();
     let is_read = |other: Run| other == run || reads_all && other.first().link().is_none();
     let (forgotten, asked) = dir.blocks.lock().unclear(is_read);
-    let snapshot = numbers.tree.snapshot();
-    drop(record);
-    let Some(path) = path_of((&snapshot, &unstored), dir.identity())? else {
-        return Ok(true);
+    let Some(topology) = namespace.topology.try_read() else {
+        return Ok(false);
     };
+    let path = match topology.dir_path(dir) {
+        Ok(at) => at.path,
+        // No names lead to the directory.
+        Err(Error::Stale) => return Ok(true),
+        Err(error) => return Err(error),
+    };
+    let snapshot = namespace.tree.snapshot();
+    drop((topology, record));
     let all = match reads_all {
         true => Some(named_in_all(&snapshot, &path, dir.identity())?),
         false => None,

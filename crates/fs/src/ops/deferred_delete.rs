@@ -193,7 +193,7 @@ impl DeferredDeletes {
         pay_looks(&self.namespace, steps);
         let numbers = &self.namespace.numbers;
         let reclaimed = numbers.reclaim(steps);
-        if let Err(error) = reclaimed.and_then(|_| pay_notes(numbers, steps, is_sync)) {
+        if let Err(error) = reclaimed.and_then(|_| pay_notes(&self.namespace, steps, is_sync)) {
             tracing::debug!(%error, "numbers of something removed come back later");
         }
     }
