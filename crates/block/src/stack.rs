@@ -29,7 +29,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -415,6 +415,10 @@ fn through(rdev: u64) -> String {
     }
 }
 
+/// The kernel lists locks a page at a time, and by their places: a look that other locks go beside may
+/// miss one that stays. So a lock is looked for so many times.
+const LOOKS_AT_LOCKS: usize = 8;
+
 /// In words, the process that has a lock on an inode, if this one may see it. With `is_ours` this
 /// process has one as well.
 fn lock_holder(at: &Identity, is_ours: bool) -> Option<String> {
@@ -422,9 +426,16 @@ fn lock_holder(at: &Identity, is_ours: bool) -> Option<String> {
 }
 
 fn process_with_lock(at: &Identity, is_ours: bool) -> Option<u32> {
-    let locks = fs::read_to_string("/proc/locks").ok()?;
-    let mut pids = locks.lines().filter_map(|line| lock_on(line, at.inode));
-    pids.find(|pid| !is_ours || *pid != std::process::id())
+    (0..LOOKS_AT_LOCKS).find_map(|_| {
+        // The first read asks for more than the kernel lists at once.
+        let mut locks = Vec::with_capacity(64 << 10);
+        File::open("/proc/locks")
+            .and_then(|mut file| file.read_to_end(&mut locks))
+            .ok()?;
+        let locks = String::from_utf8_lossy(&locks);
+        let mut pids = locks.lines().filter_map(|line| lock_on(line, at.inode));
+        pids.find(|pid| !is_ours || *pid != std::process::id())
+    })
 }
 
 fn named(pid: u32) -> String {
@@ -504,5 +515,31 @@ mod tests {
         );
         drop((held, first));
         lock(&second).unwrap();
+    }
+
+    #[test]
+    fn a_holder_is_found_while_other_locks_come_and_go() {
+        use rustix::fs::{FlockOperation, flock};
+        let hold = || {
+            let file = tempfile::tempfile().unwrap();
+            flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+            file
+        };
+        // The list of the kernel has these first or last.
+        let held = [hold(), hold()];
+        let has_ended = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !has_ended.load(std::sync::atomic::Ordering::Relaxed) {
+                    drop((0..200).map(|_| hold()).collect::<Vec<_>>());
+                }
+            });
+            let found = (0..500).all(|n| {
+                let at = Identity::of(&held[n % 2]).unwrap();
+                process_with_lock(&at, false) == Some(std::process::id())
+            });
+            has_ended.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(found);
+        });
     }
 }
